@@ -96,3 +96,37 @@ def test_vectors_of_a_public_length() -> None:
     assert summarize_data([1, 2]) == "[1, 2]" and summarize_data(list(range(99))).endswith(", ...]")
     with pytest.raises(InvalidParameter, match="low < high"):
         Vectors(3, 1.0, 1.0)
+
+
+def test_without_pandas_a_function_of_data_frames_is_told_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named bug: it was told that list indices must be integers, as if its code were wrong."""
+    monkeypatch.setattr("dither.audit.stability.find_spec", lambda name: None)
+
+    def total_pay(frame: Any) -> Any:
+        return frame["pay"].clip(0, 1000).sum()
+
+    def rows_in(frame: pandas.DataFrame) -> int:
+        return len(frame)
+
+    install = r"pandas is not installed; run: pip install 'dither\[pandas\]'"
+    for function in (total_pay, rows_in, lambda frame: frame.pay.sum()):
+        with pytest.raises(InvalidParameter, match=f"takes? data frames, but {install}"):
+            transformation(function, {"pay": [0, 5000]}, 500, pairs=20)
+    with pytest.raises(InvalidParameter, match=f"failed on every pair: ZeroDivisionError.*if it takes.*{install}"):
+        transformation(lambda rows: 1 / 0, {"pay": [0, 5000]}, 500, pairs=20)
+    with pytest.raises(InvalidParameter, match=r"failed on every pair: ZeroDivisionError: division by zero$"):
+        transformation(lambda vector: 1 / 0, Vectors(3, 0, 1), 500, pairs=20)
+    assert not transformation(total, ROWS, 300_000, pairs=20).refuted  # a function of rows needs no pandas
+
+
+def test_vectors_of_counts_change_by_at_most_their_change() -> None:
+    counts = Vectors(4, 0, 100, change=1)
+    assert not transformation(sum, counts, 1).refuted
+    found = transformation(lambda vector: sum(each >= 50 for each in vector), counts, 0, pairs=2000)
+    assert found.counterexample is not None
+    a, b = found.counterexample
+    assert (
+        sum(abs(x - y) for x, y in zip(a, b, strict=True)) <= 1 and sum(x != y for x, y in zip(a, b, strict=True)) == 1
+    )
+    with pytest.raises(InvalidParameter, match="change of a number must be finite and above 0"):
+        Vectors(4, 0, 100, change=0)

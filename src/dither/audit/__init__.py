@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dither.audit.random_inputs import RandomResult as RandomResult
     from dither.audit.random_inputs import random_dp as random_dp
     from dither.audit.stability import TransformationResult as TransformationResult
+    from dither.audit.stability import Vectors as Vectors
     from dither.audit.stability import transformation as transformation
     from dither.audit.timing_channel import TimingResult as TimingResult
     from dither.audit.timing_channel import timing as timing
@@ -46,6 +47,7 @@ HOMES = {
     "accounting": "dither.audit.accountants",
     "AccountingResult": "dither.audit.accountants",
     "transformation": "dither.audit.stability",
+    "Vectors": "dither.audit.stability",
     "TransformationResult": "dither.audit.stability",
     "random_dp": "dither.audit.random_inputs",
     "RandomResult": "dither.audit.random_inputs",

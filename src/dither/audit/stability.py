@@ -28,6 +28,9 @@ MOST_ROWS = 6
 MOST_SHOWN = 12
 # A function is tried on this many tables to find out if it takes rows or data frames.
 PROBES = 5
+# Errors of a function of data frames that is given a list.
+FAILS_ON_LISTS = ("list indices must be integers", "'list' object has no attribute")
+INSTALL_PANDAS = "pandas is not installed; run: pip install 'dither[pandas]'"
 
 
 class InputSpace(Protocol):
@@ -105,13 +108,19 @@ class ValueDomain:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Lists of `size` numbers from `low` to `high`; neighbours differ in one number, at any position."""
+    """Lists of `size` numbers from `low` to `high`; neighbours differ in one number, at any position.
+
+    They differ by at most `change` in it, if that is given: by 1 for counts of which a person is in one.
+    """
 
     size: int
     low: float
     high: float
+    change: float | None = None
 
     def __post_init__(self) -> None:
+        if self.change is not None and not 0 < self.change < inf:
+            raise InvalidParameter(f"the change of a number must be finite and above 0, got {self.change}")
         if self.size < 1 or not self.low < self.high:
             raise InvalidParameter(
                 f"vectors need size >= 1 and low < high; got size {self.size}, low {self.low}, high {self.high}"
@@ -131,7 +140,11 @@ class Vectors:
         if kind == 2:
             a = [rng.uniform(self.low, self.high) for _ in range(self.size)]
         place = rng.choice((0, self.size - 1, rng.randrange(self.size)))
-        return a, [*a[:place], values[2], *a[place + 1 :]]
+        return a, [*a[:place], self.nearest(a[place], values[2]), *a[place + 1 :]]
+
+    def nearest(self, old: float, new: float) -> float:
+        """Return the number nearest to `new` that may replace `old`."""
+        return new if self.change is None else min(max(new, old - self.change), old + self.change)
 
     def _value(self, rng: random.Random) -> float:
         return rng.choice(self.special_values) if rng.random() < 0.75 else rng.uniform(self.low, self.high)
@@ -147,7 +160,7 @@ class Vectors:
         for base in sorted({*a[:2], *self.special_values}):
             for other in sorted({b[place], *self.special_values}):
                 simpler = (1, False, self._rank(base), self._rank(other))
-                if simpler < complexity and base != other:
+                if simpler < complexity and base != other == self.nearest(base, other):
                     yield [base] * self.size, [*[base] * (self.size - 1), other]
 
     def _rank(self, value: float) -> int:
@@ -261,7 +274,9 @@ def transformation(
             small = shrink(a, b, lambda one, two: measure(one, two) > limit * (1 + 1e-9), space)
             return TransformationResult(limit, measure(*small), tried, small, _error_text(function, space, *small))
     if largest < 0:
-        raise InvalidParameter(f"the function failed on every pair: {_error_text(function, space, a, b)}")
+        tables = isinstance(space, ValueDomain) and find_spec("pandas") is None
+        hint = f". It was given lists of rows; if it takes data frames: {INSTALL_PANDAS}" if tables else ""
+        raise InvalidParameter(f"the function failed on every pair: {_error_text(function, space, a, b)}{hint}")
     return TransformationResult(limit, largest, pairs, None)
 
 
@@ -289,12 +304,17 @@ def sql(query: str, connection: Any, domain: ValueDomain, name: str = "t") -> Ca
 
 def frame(function: Callable[[Any], Any], domain: ValueDomain) -> Callable[[Rows], Any]:
     """Turn a function on pandas data frames into one on lists of rows."""
+    if find_spec("pandas") is None:
+        raise InvalidParameter(f"the function takes data frames, but {INSTALL_PANDAS}")
     pandas = import_module("pandas")
     return lambda rows: function(pandas.DataFrame(rows, columns=list(domain.columns)))
 
 
 def _wants_frames(function: Callable[[Data], Any], domain: ValueDomain, stated: bool | None) -> bool:
-    """Return True if the function takes data frames, as stated, annotated, or found by trying both on a few tables."""
+    """Return True if the function takes data frames, as stated, annotated, or found by trying both on a few tables.
+
+    Without pandas, a function that fails on lists as only functions of data frames do is refused.
+    """
     if stated is not None:
         return stated
     annotations = {name: str(kind) for name, kind in getattr(function, "__annotations__", {}).items()}
@@ -302,7 +322,12 @@ def _wants_frames(function: Callable[[Data], Any], domain: ValueDomain, stated: 
         return True
     rng = random.Random(0)
     tables = [domain.pair(rng)[1] for _ in range(PROBES)]
-    if find_spec("pandas") is None or not all(_fails(function, domain.copy(rows)) for rows in tables):
+    if not all(_fails(function, domain.copy(rows)) for rows in tables):
+        return False
+    if find_spec("pandas") is None:
+        error = _error_text(function, domain, *tables)
+        if any(text in error for text in FAILS_ON_LISTS):
+            raise InvalidParameter(f"the function seems to take data frames, but {INSTALL_PANDAS} (on rows: {error})")
         return False
     return not all(_fails(frame(function, domain), domain.copy(rows)) for rows in tables)
 

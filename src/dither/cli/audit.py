@@ -37,7 +37,7 @@ REFUTED = 1
 NO_RESULT = 2
 REPORT_SUFFIXES = (".html", ".htm", ".json")
 DISTRIBUTIONS = {"laplace": DiscreteLaplaceDistribution, "gaussian": DiscreteGaussianDistribution}
-DOMAINS = ("Numbers", "Choices", "Records", "Examples")
+DOMAINS = ("Numbers", "Choices", "Records", "Examples", "Vectors")
 OUT, ERR = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 Target = Annotated[str, typer.Argument(help="module:function, file.py:function, or 'module:maker(1, 2)'")]
@@ -70,8 +70,8 @@ def mechanism(
         str | None,
         typer.Option(
             help="the inputs to take pairs from, if none are given: 'Numbers(0, 100)', 'Choices([0, 1])', "
-            "'Records(0, 1)', 'Examples([[1, 2]])', columns as JSON '{\"age\": [0, 120]}', "
-            "'size, low, high' of vectors, or module:domain"
+            "'Records(0, 1)', 'Examples([[1, 2]])', 'Vectors(9, 0, 100, change=1)' for nine counts, columns as JSON "
+            "'{\"age\": [0, 120]}', or module:domain"
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="largest number of runs")] = 1_000_000,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+from dataclasses import replace
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dither import audit
 from dither.audit.blackbox.inputs import as_code
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.blackbox.wording import comparison
+from dither.audit.claim_syntax import import_object
 
 RNG = np.random.default_rng(3)
 
@@ -135,3 +138,15 @@ def test_the_page_of_a_true_claim_shows_no_violation() -> None:
     page = result.report()
     assert not result.refuted and "#fc6" not in page and "is a violation" not in page
     assert "does not refute it" in page and "by chance" in page and "Power" in page
+
+
+def test_the_printed_program_runs_for_a_mechanism_in_a_file(tmp_path: Path) -> None:
+    """The named bug: `dither audit mechanism mech.py:f` printed `from mech.py import f`."""
+    file = tmp_path / "mech.py"
+    file.write_text("def exact(value, size):\n    return [value] * size\n")
+    result = audit.privacy(import_object(f"{file}:exact"), "epsilon=1", [(0, 1)], samples=5000, seed=1)
+    program = replace(result, mechanism=f"{file}:exact").recipe
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(program, {})
+    assert printed.getvalue().startswith("1.0 should be at most about 0.0")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from copy import copy, deepcopy
@@ -20,7 +21,7 @@ from dither.audit.enumeration import api, sampler_models, symbolic
 from dither.audit.enumeration.api import ExactResult, exact
 from dither.audit.enumeration.paths import UNIT, ExactDistribution, Tape
 from dither.audit.enumeration.sampler_models import exact_distribution, install_sampler_models, sampler_distribution
-from dither.errors import Unsupported
+from dither.errors import InvalidParameter, Unsupported
 from dither.loss import ZCDP, Approximate, Pure, Renyi
 from dither.privacy.bits import SystemBits
 from dither.privacy.mechanisms import DiscreteGaussian, DiscreteLaplace, Geometric, NoisyMax, TopK
@@ -520,3 +521,27 @@ def test_a_decided_distribution_is_never_undecided() -> None:
             expected = "certified" if least <= epsilon + 1e-6 else "refuted"
             assert found.verdict(Pure(F(epsilon))) == expected
             assert found.certifies(Pure(F(epsilon))) is not found.refutes(Pure(F(epsilon)))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (lambda value, bits: value + bits.laplace(1.0), "bits has no 'laplace'; it has: "),
+        (lambda value, bits: value + bits.random(5), r"bits.random\(\) takes 1 positional argument.*; it has: "),
+    ],
+    ids=["missing", "other arguments"],
+)
+def test_code_that_calls_a_missing_method_of_bits_is_told_which_there_are(code: Any, message: str) -> None:
+    with pytest.raises(
+        InvalidParameter, match=f"{message}{re.escape('random(), below(n), integer(bits), words(size, bits)')}$"
+    ):
+        exact(code, (0, 1))
+
+
+def test_every_method_of_bits_that_is_named_can_be_called() -> None:
+    def code(value: int, bits: Any) -> Any:
+        return value, bits.random() < 0.5, int(bits.below(3)), int(bits.integer(2)), bits.words(2, 1).tolist()
+
+    result = exact(code, (0, 0))
+    assert result.verdict(Pure(0)) == "certified"
+    assert not hasattr(Tape(None, UNIT, lambda mass, path: None), "laplace")

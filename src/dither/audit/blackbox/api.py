@@ -1,9 +1,10 @@
 """The black-box audit: search for a pair of neighbours and an event that break the claim.
 
-Fixed mode spends a given number of samples. The search first runs every pair, then drops pairs in rounds and gives the
-remaining ones more runs. Most samples go to the test: fresh runs of the best pair, which test its best event. The input
-on which the event is rarer gets more of them. Sequential mode (`sequential.py`) stops as soon as the evidence suffices.
-In both modes, the test uses no output that the search has seen.
+If a domain is given, a sweep over many of its pairs adds the most suspicious ones to the few that are always searched
+(`sweep.py`). Fixed mode spends a given number of samples. The search first runs every pair, then drops pairs in rounds
+and gives the remaining ones more runs. Most samples go to the test: fresh runs of the best pair, which test its best
+event. The input on which the event is rarer gets more of them. Sequential mode (`sequential.py`) stops as soon as the
+evidence suffices. In both modes, the test uses no output that the search or the sweep has seen.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dither.audit.blackbox.plots import PlotRecorder
 from dither.audit.blackbox.report import PrivacyResult
 from dither.audit.blackbox.search import CandidateEvent
 from dither.audit.blackbox.sequential import audit_sequential
+from dither.audit.blackbox.sweep import sweep_domain
 from dither.audit.claim_syntax import as_claim, claim_text
 from dither.audit.claims import ceiling, delta, extends_to_steps, strength
 from dither.audit.confidence import (
@@ -38,7 +40,7 @@ from dither.audit.confidence import (
     p_value,
     strength_lower,
 )
-from dither.audit.input_domains import ASK_FOR_DOMAIN, neighbours_in
+from dither.audit.input_domains import ASK_FOR_DOMAIN, neighbours_in, neighbours_throughout
 from dither.audit.neighbours import Pair, step_count
 from dither.audit.sampling import OutputSampler, callable_name
 from dither.errors import InvalidParameter
@@ -85,18 +87,20 @@ def privacy(
         )
     plan = AuditPlan(sampler, claim, pairs, samples, alpha, rng, progress or (lambda stage, done, total: None), bits)
     started = time.process_time()
+    plan = sweep_domain(plan, [] if domain is None else neighbours_throughout(domain, rng), brief=mode == "sequential")
     result = audit_fixed(plan, started) if mode == "fixed" else audit_sequential(plan, started)
-    return replace(result, mechanism=callable_name(mechanism), vectorised=sampler.vectorised, seed=seed)
+    name = callable_name(mechanism)
+    return replace(result, mechanism=name, vectorised=sampler.vectorised, seed=seed, sweep=plan.sweep)
 
 
 def audit_fixed(plan: AuditPlan, started: float) -> PrivacyResult:
     """Run the audit that spends a given number of samples."""
     searches, narrow = [PairSearch(pair) for pair in plan.pairs], _has_single_numbers(plan)
-    spent, rounds = 2 * MIN_RUNS, plan.rounds(narrow)
-    test_runs = int(plan.samples * (1 - plan.search_share(narrow)) / 2)
+    spent, rounds = 2 * MIN_RUNS + plan.swept, plan.rounds(narrow)
+    test_runs = int((plan.samples * (1 - plan.search_share(narrow)) - plan.swept) / 2)
     for place, (width, budget) in enumerate(rounds):
         searches = sorted(searches, key=lambda each: -each.worth)[:width]
-        batches = _draw_all(plan, searches, budget)
+        batches = plan.draw_pairs([each.pair for each in searches], budget)
         spent += sum(len(side) for side in {id(side): side for batch in batches for side in batch}.values())
         last = place == len(rounds) - 1
         # The worth of events under other claims is in standard errors already.
@@ -152,18 +156,6 @@ def _check_options(samples: int, alpha: float, mode: str) -> None:
     check_alpha(alpha)
     if mode not in ("fixed", "sequential"):
         raise InvalidParameter(f"mode must be 'fixed' or 'sequential', got {mode!r}")
-
-
-def _draw_all(plan: AuditPlan, searches: list[PairSearch], budget: int) -> list[tuple[Any, Any]]:
-    """Draw outputs of every pair; an input shared by several pairs is run once, unless times are compared."""
-    pairs = [each.pair for each in searches]
-    if plan.sampler.timed:
-        runs = max(MIN_RUNS, budget // (2 * len(pairs)))
-        return [plan.sampler.draw_pair(*pair, (runs, runs), plan.rng) for pair in pairs]
-    inputs = {id(value): value for pair in pairs for value in pair}
-    runs = max(MIN_RUNS, budget // len(inputs))
-    outputs = {key: plan.sampler.draw(value, runs) for key, value in inputs.items()}
-    return [(outputs[id(pair[0])], outputs[id(pair[1])]) for pair in pairs]
 
 
 def _search_pair(

@@ -92,7 +92,9 @@ def recount_program(result: PrivacyResult) -> str:
 
 
 def _mechanism_line(name: str) -> str:
-    """Import the mechanism if its name says from where, else ask for it."""
+    """Import the mechanism if its name says from where, a module or a file, else ask for it."""
+    if re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", name):
+        return f"from dither.audit.claim_syntax import import_object\nf = import_object({name!r})"
     match = re.fullmatch(r"([\w.]+):([A-Za-z_]\w*)", name)
     if match is None or match[1] == "__main__":
         return f"f = ...  # the mechanism that was audited: {name}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, log10
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from dither.audit.blackbox.explain import FloatLeak
 from dither.audit.blackbox.power import AuditPower
 from dither.audit.blackbox.report import Evidence
 from dither.audit.blackbox.search import CandidateEvent
+from dither.audit.blackbox.sweep import Sweep
 from dither.audit.confidence import Counts, clopper_pearson
 from dither.audit.neighbours import Pair, step_count
 from dither.audit.sampling import OutputSampler
@@ -33,7 +35,7 @@ MIN_RUNS = 50
 class AuditPlan:
     """The parameters of one audit, and the division of its samples in fixed mode.
 
-    `narrow` means that each output is a single number.
+    `narrow` means that each output is a single number. `sweep` says which pairs were tried before the search, if any.
     """
 
     sampler: OutputSampler
@@ -44,6 +46,22 @@ class AuditPlan:
     rng: np.random.Generator
     progress: Progress
     bits: bool = True
+    sweep: Sweep | None = None
+
+    @property
+    def swept(self) -> int:
+        """The samples that a sweep has used."""
+        return self.sweep.samples if self.sweep else 0
+
+    def draw_pairs(self, pairs: Sequence[Pair], budget: int) -> list[tuple[Any, Any]]:
+        """Draw outputs of every pair; an input shared by several pairs is run once, unless times are compared."""
+        if self.sampler.timed:
+            runs = max(MIN_RUNS, budget // (2 * len(pairs)))
+            return [self.sampler.draw_pair(*pair, (runs, runs), self.rng) for pair in pairs]
+        inputs = {id(value): value for pair in pairs for value in pair}
+        runs = max(MIN_RUNS, budget // len(inputs))
+        outputs = {key: self.sampler.draw(value, runs) for key, value in inputs.items()}
+        return [(outputs[id(pair[0])], outputs[id(pair[1])]) for pair in pairs]
 
     def search_share(self, narrow: bool) -> float:
         """Return the share of the samples that the search may use; it grows as the samples get fewer."""

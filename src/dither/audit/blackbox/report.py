@@ -16,6 +16,7 @@ from dither.audit.blackbox.events import Event
 from dither.audit.blackbox.explain import FloatLeak, explain_bound, explain_leak, indent_program, recount_program
 from dither.audit.blackbox.inputs import describe_difference, shorten
 from dither.audit.blackbox.power import POWER, AuditPower
+from dither.audit.blackbox.sweep import Sweep
 from dither.audit.claim_syntax import claim_text, json_number
 from dither.audit.claims import ceiling, delta, strength
 from dither.audit.confidence import Level
@@ -105,6 +106,7 @@ class PrivacyResult:
     vectorised: bool = True
     seed: int | None = None
     version: str = __version__
+    sweep: Sweep | None = None
 
     @property
     def detectable(self) -> float:
@@ -134,8 +136,20 @@ class PrivacyResult:
     def lines(self) -> list[tuple[str, str]]:
         """Return the evidence and what the claim allows, and if it is not refuted the power, as names and texts."""
         leak = [("why", explain_leak(self.evidence))] if self.refuted and self.evidence.leak else []
-        power = [] if self.refuted else [("power", str(self.power))]
+        power = [] if self.refuted else [("power", f"on this pair, {self.power}"), ("pairs", self._pairs_text)]
         return [*self.evidence.lines(), ("the claim allows", explain_bound(self)), *leak, *power]
+
+    @property
+    def _pairs_text(self) -> str:
+        """Say how many pairs were tried, and how."""
+        if self.sweep is None:
+            return (
+                f"{self.pairs_tried} tried, of which this one looked worst"
+                if self.pairs_tried > 1
+                else "no other tried"
+            )
+        chosen = f"{self.pairs_tried - self.sweep.kept} at the edges of the domain, or given"
+        return f"{self.pairs_tried} were searched, of which this one looked worst: {chosen}, and {self.sweep}"
 
     @property
     def recipe(self) -> str:
@@ -161,6 +175,7 @@ class PrivacyResult:
             "strength_lower": self.strength_lower,
             "samples": self.samples,
             "pairs_tried": self.pairs_tried,
+            "sweep": None if self.sweep is None else self.sweep.as_dict(),
             "seed": self.seed,
             "version": self.version,
             "cpu_seconds": round(self.cpu_seconds, 3),

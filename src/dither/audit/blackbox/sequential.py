@@ -112,7 +112,7 @@ class BettingAccount:
 def audit_sequential(plan: AuditPlan, started: float) -> PrivacyResult:
     """Run the audit that stops as soon as the claim is refuted."""
     histories = [_first_runs(plan, place) for place in range(len(plan.pairs))]
-    used = sum(history.runs for history in histories)
+    used = sum(history.runs for history in histories) + plan.swept
     account = BettingAccount(_strengths(plan), plan.alpha)
     claimed = int(np.flatnonzero(account.strengths == strength(plan.claim))[0])
     counts_by_pair: dict[int, FreshCounts] = {}

@@ -21,7 +21,7 @@ from scipy import special
 
 from dither.audit.claim_syntax import json_number
 from dither.audit.claims import ORDERS, Floats
-from dither.audit.enumeration.paths import UNIT, ExactDistribution, Rejected, Tape, Undecided
+from dither.audit.enumeration.paths import METHODS, UNIT, ExactDistribution, Rejected, Tape, Undecided
 from dither.audit.enumeration.sampler_models import check_reproducible_code, exact_distribution
 from dither.audit.neighbours import Pair, step_count
 from dither.audit.sampling import mechanism_failure
@@ -320,6 +320,10 @@ def _runner(mechanism: Any) -> Callable[[Any, Tape], Any]:
         except (Undecided, Rejected, ArithmeticError, ValueError):
             raise
         except Exception as error:
+            if isinstance(error, AttributeError) and isinstance(error.obj, Tape):
+                raise InvalidParameter(str(error)) from error
+            if isinstance(error, TypeError) and str(error).startswith("Tape."):
+                raise InvalidParameter(f"{str(error).replace('Tape.', 'bits.', 1)}; it has: {METHODS}") from error
             raise mechanism_failure(error, value) from error
 
     return run

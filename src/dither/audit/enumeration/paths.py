@@ -32,6 +32,8 @@ MOST_RANDOM_NUMBERS = 4_000_000  # in one execution
 # check_reproducible repeats rounds of RUNS_PER_ROUND executions until it has made REPEATED_RUNS.
 REPEATED_RUNS = 500
 RUNS_PER_ROUND = 50
+# The methods for code under test; `draw` is for the auditor's own models.
+METHODS = "random(), below(n), integer(bits), words(size, bits)"
 
 
 class Undecided(Exception):
@@ -134,6 +136,9 @@ class Tape:
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self.__copy__()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"bits has no {name!r}; it has: {METHODS}", name=name, obj=self)
 
     def integer(self, bits: int) -> Any:
         """Return one uniform integer of `bits` bits."""
