@@ -167,7 +167,7 @@ def test_searches_end_at_the_cap_of_the_description(blind: Session) -> None:
 
 
 def test_a_cap_of_few_rows_bounds_counts_at_once_and_values_as_any_other_cap(blind: Session) -> None:
-    """Regression: sums of values were neither centred nor clipped up to 8 rows, and means five times worse than at 9."""
+    """Regression: sums of values were neither centred nor clipped up to 8 rows: means five times worse."""
     few, more = capped(blind.context, 8), capped(blind.context, 9)
     for query in (COUNTED, "SELECT COUNT(*) FROM actions WHERE seconds > 3", "SELECT COUNT(price) FROM actions"):
         assert not planned(few, query).searches and planned(more, query).searches
