@@ -268,7 +268,10 @@ class Planner(RowBounds):
         signed = term.role != "count" and may_be_negative(term, scope)
         rounding = float(term.rounding) * self.table_rows(question)
         typical = typical_per_row(term, signed)
-        return CellRef(measure_index, position, factor, signed, tag, per_step, rounding, typical, size_index=size_index)
+        every = term.value == ONE
+        return CellRef(
+            measure_index, position, factor, signed, tag, per_step, rounding, typical, None, size_index, every
+        )
 
     def plan_separate_sums(
         self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], terms: Terms, builder: PlanBuilder
