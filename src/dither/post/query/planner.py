@@ -35,6 +35,7 @@ from dither.post.query.aggregated_values import (
     without_null,
 )
 from dither.post.query.bins import Bins, make_bins, periods_after_first
+from dither.post.query.conflicting_units import refuse_conflicting_units
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     CLIPPED_NOTE,
@@ -143,6 +144,9 @@ class Planner(RowBounds):
         if bounded_child is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.row_search(bounded_child, question.unit, 1))
         measures, shared = divide_loss(builder, searches)
+        refuse_conflicting_units(
+            self.context, question.relation, question.unit, (planned.measure for planned in measures)
+        )
         return QueryPlan(
             question, question.unit, keys, measures, tuple(builder.sources),
             tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),

@@ -73,5 +73,6 @@ def share_notes(plan: QueryPlan) -> tuple[str, ...]:
     bounds = f"; {float(searched):.0%} chooses bounds and centres for all" if searched else ""
     return (
         f"part of the loss that was spent on what each column reads: {', '.join(shares)} (columns share what several "
-        f"of them read, so these may add up to more than 100%){bounds}; fewer aggregates in one query leave more for each",
+        f"of them read, so these may add up to more than 100%){bounds}; fewer aggregates in one query leave more for "
+        "each",
     )
