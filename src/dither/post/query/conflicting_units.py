@@ -10,8 +10,7 @@ from dither.plan.measures.core import Measure
 from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
-from dither.plan.traversal import fill_limits, walk
-from dither.post.query.query_plan import LARGEST_BOUNDS
+from dither.plan.traversal import walk
 
 
 def conflicts(context: Context) -> Iterator[str]:
@@ -57,7 +56,10 @@ def _covers(context: Context, unit: str, table: str) -> bool:
 
 
 def refuse_conflicting_units(context: Context, relation: Relation, unit: str, measures: Iterable[Measure]) -> None:
-    """Refuse a plan that stays unbounded for a unit because another one covers the same table by a different key."""
+    """Refuse measures that stay unbounded for a unit because another one covers the same table by a different key.
+
+    Their limits are filled in.
+    """
     tables = {node.table for node in walk(relation) if isinstance(node, Scan)}
     pairs = {table: pair for table in sorted(tables) if (pair := conflicting_units(context, table)) is not None}
     if not pairs:
@@ -67,6 +69,6 @@ def refuse_conflicting_units(context: Context, relation: Relation, unit: str, me
         for other in context.budgeted_units:
             try:
                 if other != unit:
-                    fill_limits(measure, LARGEST_BOUNDS).sensitivity(context, other)
+                    measure.sensitivity(context, other)
             except Unbounded:
                 raise Unbounded(conflict_text(table, *pair)) from None

@@ -39,6 +39,7 @@ from dither.post.query.conflicting_units import refuse_conflicting_units
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     CLIPPED_NOTE,
+    LARGEST_BOUNDS,
     LARGEST_CLIP,
     MASS,
     ROWS,
@@ -144,9 +145,8 @@ class Planner(RowBounds):
         if bounded_child is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.row_search(bounded_child, question.unit, 1))
         measures, shared = divide_loss(builder, searches)
-        refuse_conflicting_units(
-            self.context, question.relation, question.unit, (planned.measure for planned in measures)
-        )
+        filled = (fill_limits(planned.measure, LARGEST_BOUNDS) for planned in measures)
+        refuse_conflicting_units(self.context, question.relation, question.unit, filled)
         return QueryPlan(
             question, question.unit, keys, measures, tuple(builder.sources),
             tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),
