@@ -11,8 +11,8 @@ from dither.plan.sql.dialect import RawKind
 from dither.schema import Boolean, Category, Column, Dataset, Domain, Identifier, Moment, Number, Reference
 from dither.schema.summary import default_text
 
-LARGE_SHARE = Fraction(1, 20)
-MISSING_SHARE = Fraction(1, 100)  # missing values that become one nobody chose move averages from few of them on
+# Missing values that become one nobody chose move averages from few of them on.
+LARGE_SHARE, MISSING_SHARE = Fraction(1, 20), Fraction(1, 100)
 NEARLY_ALL = Fraction(9, 10)  # if more of a column's values become its declared default, that was hardly meant
 ROWS_AT_OPENING = 100_000
 
@@ -77,8 +77,9 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
         if not table.rows:
             yield f"table {name} has no rows"
         for column, found in table.columns.items():
-            declared = dataset.tables[name].columns[column]
-            if _is_worth_a_warning(declared, found, table.rows):
+            declared, rows = dataset.tables[name].columns[column], table.rows
+            silent = 0 if declared.default_is_declared or isinstance(declared.domain, Identifier) else found.missing
+            if found.count_unintended(declared, rows) > LARGE_SHARE * rows or silent >= max(1, rows * MISSING_SHARE):
                 causes = "; ".join(_causes(declared, found, dataset.timezone))
                 yield f"{_share(found.corrected, table.rows)} values of {name}.{column} are corrected: {causes}"
         if table.dropped > LARGE_SHARE * table.rows:
@@ -91,13 +92,6 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
                 f"{_share(table.capped, table.rows)} rows of {name} are beyond max_rows of their unit and are never"
                 " read; if units can have that many, raise max_rows"
             )
-
-
-def _is_worth_a_warning(column: Column, found: ColumnInspection, rows: int) -> bool:
-    """Return True if many values are corrected, or if several missing ones become a value that nobody declared."""
-    undeclared = not column.default_is_declared and not isinstance(column.domain, Identifier)
-    missing = undeclared and found.missing >= MISSING_SHARE * rows and found.missing > 0
-    return missing or found.count_unintended(column, rows) > LARGE_SHARE * rows
 
 
 def _share(part: int, whole: int) -> str:
