@@ -33,7 +33,7 @@ class LazyScope:
     def __call__(self) -> Scope:
         return Scope(self.relation.domain(self.context))
 
-    def unfiltered(self) -> Scope:
+    def before_filters(self) -> Scope:
         """The columns with the values that they have before conditions leave some of them out."""
         return without_filters(self.relation, self.context)
 
@@ -76,7 +76,7 @@ def _resolve_node(node: Any, scope: LazyScope) -> Any:
     if not isinstance(changed, Expr):
         return changed
     compared = _resolve_comparison(changed, scope)
-    check_comparison(compared, scope, scope.unfiltered)
+    check_comparison(compared, scope, scope.before_filters)
     return compared
 
 

@@ -67,7 +67,7 @@ def _check_texts(compared: Expr, values: Sequence[Any], scopes: Sequence[LazySco
             return
     name, whose = (compared.name, "declared") if isinstance(compared, expr.ColumnRef) else ("an expression", "possible")
     raise InvalidQuery(
-        f"{name} is compared with {unknown[0][:40]!r}, which is none of its {whose} values: {_listed(declared)}"
+        f"{name} is compared with {unknown[0][:40]!r}, which is none of its {whose} values: {_value_list(declared)}"
         f"{_suggestion(unknown[0], declared)}"
     )
 
@@ -81,7 +81,7 @@ def _category_values(compared: Expr, scope: LazyScope) -> tuple[str, ...]:
     return domain.values if isinstance(domain, Category) else ()
 
 
-def _listed(values: Sequence[str]) -> str:
+def _value_list(values: Sequence[str]) -> str:
     """List values, as many as a message can hold."""
     more = f" and {len(values) - MOST_LISTED} more" if len(values) > MOST_LISTED else ""
     return ", ".join(repr(value[:40]) for value in values[:MOST_LISTED]) + more
