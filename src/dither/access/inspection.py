@@ -79,7 +79,7 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
         for column, found in table.columns.items():
             declared, rows = dataset.tables[name].columns[column], table.rows
             silent = 0 if declared.default_is_declared or isinstance(declared.domain, Identifier) else found.missing
-            if found.count_unintended(declared, rows) > LARGE_SHARE * rows or silent >= max(1, rows * MISSING_SHARE):
+            if found.count_unintended(declared, rows) > LARGE_SHARE * rows or 0 < rows * MISSING_SHARE <= silent:
                 causes = "; ".join(_causes(declared, found, dataset.timezone))
                 yield f"{_share(found.corrected, table.rows)} values of {name}.{column} are corrected: {causes}"
         if table.dropped > LARGE_SHARE * table.rows:
