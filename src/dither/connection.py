@@ -12,6 +12,7 @@ from typing import Any
 from dither.errors import BudgetExceeded, InvalidParameter, InvalidPlan, NotAllowed, Unbounded, Unsupported
 from dither.post.estimate.profile import profile_items, profile_request
 from dither.post.options import read_text
+from dither.post.query.conflicting_units import conflicts
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
 from dither.privacy.protocol import Kernel
@@ -65,7 +66,10 @@ def open_kernel(
             print(f"WARNING: {event['finding']}", file=sys.stderr)
     name = account if account is not None else "analyst"
     for dataset in opened.datasets(name):
-        _measure_declared_profile(Session.from_kernel(opened, name, dataset))
+        session = Session.from_kernel(opened, name, dataset)
+        for conflict in conflicts(session.described):
+            print(f"WARNING: {conflict}", file=sys.stderr)
+        _measure_declared_profile(session)
     return opened, name
 
 

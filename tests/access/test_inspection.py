@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import dither
 from dither.access.engines import open_engine
 from dither.access.engines.spark import SparkEngine
+from dither.access.inspection import ColumnInspection, TableInspection, findings
 from dither.cli import app
 from dither.errors import EngineFailure, InvalidSchema
 from dither.privacy.kernel import LocalKernel
@@ -101,6 +102,16 @@ def test_few_corrections_are_counted_and_not_shouted(tmp_path: Path) -> None:
     said = json.loads(run("check", "--data", "--json", description).output)
     assert said["corrected_or_dropped"] == {"visits.age": 2}
     assert said["findings"] == []
+
+
+def test_missing_values_that_become_an_undeclared_one_are_warned_about_from_a_hundredth_on(tmp_path: Path) -> None:
+    """Regression: 2% of missing costs became 0, the least value, with no more than a line among the corrections."""
+    pay, cities = pa.array([None, *[1.5] * 39]), pa.array([None, *["Bonn"] * 39])
+    description = written(tmp_path, pay=pay, city=cities)
+    (found,) = json.loads(run("check", "--data", "--json", description).output)["findings"]
+    assert "visits.pay" in found and "1 are missing and become 0 (the least value); declare nullable: true" in found
+    rare = TableInspection(rows=1000, dropped=0, columns={"pay": ColumnInspection("float", 9, missing=9)})
+    assert not list(findings(load(description), {"visits": rare}))
 
 
 def test_check_says_what_missing_values_become_and_a_declared_default_is_no_mistake(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from dither.plan.sql.dialect import RawKind
 from dither.schema import Boolean, Category, Column, Dataset, Domain, Identifier, Moment, Number, Reference
 from dither.schema.summary import default_text
 
-LARGE_SHARE = Fraction(1, 20)
+# Missing values that become one nobody chose move averages from few of them on.
+LARGE_SHARE, MISSING_SHARE = Fraction(1, 20), Fraction(1, 100)
 NEARLY_ALL = Fraction(9, 10)  # if more of a column's values become its declared default, that was hardly meant
 ROWS_AT_OPENING = 100_000
 
@@ -76,8 +77,9 @@ def findings(dataset: Dataset, tables: Mapping[str, TableInspection]) -> Iterato
         if not table.rows:
             yield f"table {name} has no rows"
         for column, found in table.columns.items():
-            declared = dataset.tables[name].columns[column]
-            if found.count_unintended(declared, table.rows) > LARGE_SHARE * table.rows:
+            declared, rows = dataset.tables[name].columns[column], table.rows
+            silent = 0 if declared.default_is_declared or isinstance(declared.domain, Identifier) else found.missing
+            if found.count_unintended(declared, rows) > LARGE_SHARE * rows or 0 < rows * MISSING_SHARE <= silent:
                 causes = "; ".join(_causes(declared, found, dataset.timezone))
                 yield f"{_share(found.corrected, table.rows)} values of {name}.{column} are corrected: {causes}"
         if table.dropped > LARGE_SHARE * table.rows:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dither.plan.context import Context
 from dither.post.contribution_bound import FEW_ROWS
 from dither.post.interpretation import cap_loss, stated_epsilon
+from dither.post.query.conflicting_units import conflicting_units, conflicts
 from dither.schema import Dataset, Identifier, Reference, Unit
 
 LARGE_EPSILON = 10
@@ -22,6 +24,7 @@ def warnings(dataset: Dataset) -> Iterator[str]:
                 yield f"under unit {unit.name}, table {table.name} is not covered: its records are not protected"
         yield from _repeated_key_warnings(unit, dataset)
     yield from _hidden_value_warnings(dataset)
+    yield from conflicts(Context(dataset))
     for cap in dataset.budgets:
         _, epsilon = stated_epsilon(cap_loss(cap))
         if epsilon > LARGE_EPSILON:
@@ -39,7 +42,7 @@ def _repeated_key_warnings(unit: Unit, dataset: Dataset) -> Iterator[str]:
             " names the person, use kind: user"
         )
     for name, key in unit.keys.items():
-        if unit.kind != "user" or dataset.tables[name].unique == key:
+        if unit.kind != "user" or dataset.tables[name].unique == key or conflicting_units(Context(dataset), name):
             continue
         cap = unit.max_rows.get(name)
         if cap is None:

@@ -38,7 +38,7 @@ ACCEPTED_FORMS = (
     "'max_groups=3,max_rows_per_group=5'"
 )
 LARGEST_CONTRIBUTION = 1 << 31
-# A cap of this many rows is used as the bound at once; a search would cost more than it could save.
+# A cap of this many rows bounds counts at once; a search would cost more than it could save. Values are searched still.
 FEW_ROWS = 8
 COUNT_NAMES = ("max_rows", "max_groups", "max_rows_per_group")
 PART_NAMES = (*COUNT_NAMES, "how", "report")

@@ -20,7 +20,7 @@ from dither.post.estimate import typecheck
 from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.explain import Expected, Explanation, explain_plan
+from dither.post.estimate.explain import IF_SPREAD, Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import chosen_bounds, measured_columns
@@ -317,14 +317,24 @@ class Session(Statistics):
                 f"max_error= cannot be solved: the error depends on {bound_name(assumed[0].tag)}, which is chosen only "
                 "when the query is asked; give max_contributions= as well, or epsilon= instead"
             )
+        unknown = [column for column in self._columns(likely) if not column.known]
+        if unknown:
+            raise InvalidParameter(
+                f"max_error= cannot be solved: the error of {unknown[0].name} depends on how the values are spread, "
+                "which is seen only when the query is asked; give epsilon= instead: quote() says what it brings "
+                f"{IF_SPREAD}"
+            )
         if self._largest_half_width(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
         return plan_at(least_epsilon(lambda epsilon: self._largest_half_width(plan_at(epsilon)) <= wanted, low, high))
 
     def _largest_half_width(self, planned: _PlannedQueries) -> float:
         """Return the largest expected half width among all columns."""
-        batch = plan_batch(self.context, planned.plans)
-        return max((column.half_width for column in self._expected_errors(batch, planned)), default=0.0)
+        return max((column.half_width for column in self._columns(planned)), default=0.0)
+
+    def _columns(self, planned: _PlannedQueries) -> tuple[Expected, ...]:
+        """Return the expected error of each column of planned queries."""
+        return self._expected_errors(plan_batch(self.context, planned.plans), planned)
 
     def _expected_errors(
         self, batch: BatchPlan, planned: _PlannedQueries, measurements: Sequence[Measurement] | None = None

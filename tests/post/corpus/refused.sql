@@ -196,6 +196,7 @@ SELECT MEDIAN(country) FROM users;
 SELECT SUM(joined) FROM users;
 SELECT CORR(age, country) FROM users;
 SELECT UPPER(COUNT(*)) FROM users;
+SELECT DATEDIFF('day', MIN(moment), MAX(moment)) FROM actions;
 SELECT SIN(AVG(age)) FROM users;
 SELECT COUNT(*) FROM users LIMIT 3.5;
 SELECT country, COUNT(*) FROM users GROUP BY country LIMIT COUNT(*);

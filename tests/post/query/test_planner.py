@@ -153,7 +153,7 @@ def capped(context: Context, most: int) -> Context:
     return replace(context, dataset=replace(context.dataset, units=units))
 
 
-def test_searches_end_at_the_cap_of_the_description_and_a_small_cap_needs_none(blind: Session) -> None:
+def test_searches_end_at_the_cap_of_the_description(blind: Session) -> None:
     for query in (
         COUNTED,
         "SELECT COUNT(*), AVG(price) FROM actions",
@@ -163,7 +163,25 @@ def test_searches_end_at_the_cap_of_the_description_and_a_small_cap_needs_none(b
         for search in plan.searches:
             if isinstance(search, ContributionSearch):
                 assert search.candidates[-1] == 100 * search.row_size > search.edges[-1] - search.step
-        assert plan.searches and not planned(capped(blind.context, 8), query).searches
+        assert plan.searches
+
+
+def test_a_cap_of_few_rows_bounds_counts_at_once_and_values_as_any_other_cap(blind: Session) -> None:
+    """Regression: sums of values were neither centred nor clipped up to 8 rows: means five times worse."""
+    few, more = capped(blind.context, 8), capped(blind.context, 9)
+    for query in (COUNTED, "SELECT COUNT(*) FROM actions WHERE seconds > 3", "SELECT COUNT(price) FROM actions"):
+        assert not planned(few, query).searches and planned(more, query).searches
+    for value in ("AVG(price)", "SUM(price)", "STDDEV(price)", "VARIANCE(price)", "CORR(price, seconds)"):
+        query = f"SELECT {value}, COUNT(*) FROM actions"
+        searched = {search.tag: search for search in planned(few, query).searches}
+        assert {*searched, "mass"} == {search.tag for search in planned(more, query).searches}, value
+        for search in searched.values():
+            if isinstance(search, ContributionSearch):
+                assert search.candidates[-1] == 8 * search.row_size, value
+        counts = planned(few, query).measures[0].measure
+        assert not isinstance(counts, ClippedSums) and counts.sensitivity(few, "user").linf % 8 == 0
+    assert not planned(few, "SELECT AVG(price) FROM actions", 3).searches
+    assert not planned(few, "SELECT AVG(n) FROM (SELECT user_id, COUNT(*) n FROM actions GROUP BY user_id)").searches
 
 
 def test_nothing_is_removed_at_the_cap(blind: Session) -> None:

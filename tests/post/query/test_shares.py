@@ -60,8 +60,9 @@ def test_a_single_aggregate_and_columns_of_one_measure_keep_their_shares(blind: 
 
 def test_the_answer_and_the_quote_say_which_share_each_column_got(session: Session) -> None:
     quote, answer = session.quote(MIXED, epsilon=1), session.sql(MIXED, epsilon=1)
-    (said,) = [note for note in answer.notes if "reads what" in note]
-    assert said in quote.notes and "c reads what 32%" in said and "32% chooses bounds and centres" in said
+    (said,) = [note for note in answer.notes if "what each column reads" in note]
+    assert said in quote.notes and "32% for c" in said and "32% chooses bounds and centres" in said
+    assert "columns share what several of them read" in said
 
 
 def test_distinct_values_are_bounded_by_their_own_number(session: Session, blind: Session) -> None:

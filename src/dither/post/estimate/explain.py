@@ -50,8 +50,11 @@ from dither.post.query.request import mechanism_of, search_share
 from dither.privacy.protocol import Measurement
 
 DEFAULT_GROUP_SIZE = 1000.0
+AT_BOUNDS, IF_SPREAD = "at the bounds assumed", "if values are spread evenly over their range"
 STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
 UNKNOWN = "unknown until asked"
+# These pass on the errors of their arguments, or smaller ones.
+PASSING_FUNCTIONS = STEP_FUNCTIONS | {"add", "sub", "neg", "abs", "least", "greatest", "coalesce", "nullif"}
 
 
 def rows_text(rows: float) -> str:
@@ -64,8 +67,9 @@ class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
 
     If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
-    `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given`, and are nan
-    if nothing can be said, for the `reason` given. Errors of dates have a `unit`.
+    `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given` (a contribution
+    bound, or how values are spread), and are nan if nothing can be said, for the `reason` given. Errors of dates have a
+    `unit`.
     """
 
     name: str
@@ -87,7 +91,7 @@ class Expected:
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
         width += f" {self.unit}{where}" if self.unit else where
         if not self.known:
-            return f"{UNKNOWN} ({width} {self.given or 'at the bounds assumed'})"
+            return f"{UNKNOWN} ({width} {self.given or AT_BOUNDS})"
         return f"{width} {self.given}" if self.given else width
 
     def __repr__(self) -> str:
@@ -128,7 +132,8 @@ def expected_errors(
     axes = parts[0].measure.axes(context)[: len(plan.keys)]
     windows = typical_windows(plan, columns, [len(axis.values) for axis in axes], confidence)
     plan, columns = windows.plan, windows.columns
-    read = [*(source.measure_index for source in measures), *(measures[i].measure_index for _, i in windows.added)]
+    sources = [*measures, *(measures[i] for _, i in windows.added)]
+    read = [source.measure_index for source in sources]
     errors = []
     for output in plan.outputs:
         if isinstance(output.node, KeyValue) or not cells_of(output.node):
@@ -144,7 +149,10 @@ def expected_errors(
         if precision is not None:
             unit, length = distance_unit(precision)
             std_error, width = std_error / length, width / length
-        errors.append(Expected(output.name, std_error, width, depends, size if depends else None, known, unit))
+        evenly = not _is_bounded_by_noise(output.node, sources)
+        given = ", ".join(text for text, wanted in ((AT_BOUNDS, not known), (IF_SPREAD, evenly)) if wanted)
+        rows_assumed = size if depends else None
+        errors.append(Expected(output.name, std_error, width, depends, rows_assumed, known and not evenly, unit, given))
     return tuple(errors)
 
 
@@ -199,6 +207,38 @@ def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:
     quantiles = {index for index, source in enumerate(plan.sources) if isinstance(source, QuantileRef)}
     has_quantile = not quantiles.isdisjoint(cells_of(node))
     return has_quantile or as_affine(core) is None or any(function.name not in STEP_FUNCTIONS for function in outer)
+
+
+def _is_bounded_by_noise(node: Formula, sources: Sequence[CellRef | QuantileRef]) -> bool:
+    """Return True if the error of a column follows from the noise and the size of its group, whatever the values are.
+
+    The error of a sum over the number of rows grows with the mean, by less than twice over the declared range. That of
+    a quantile depends on how many values are near it, that of other ratios, products and roots on their parts.
+    """
+    match node:
+        case NoisyCell(index):
+            return not isinstance(sources[index], QuantileRef)
+        case Average() | FixedValue() | ChosenValue() | KeyValue():
+            return True
+        case ClampedTo(inner) | WindowSum(inner):
+            return _is_bounded_by_noise(inner, sources)
+        case FunctionCall("case", arguments):
+            chosen = (*arguments[1::2], *arguments[len(arguments) // 2 * 2 :])
+            return all(_is_bounded_by_noise(part, sources) for part in chosen)
+        case FunctionCall(name, arguments) if name in PASSING_FUNCTIONS:
+            return all(_is_bounded_by_noise(part, sources) for part in arguments)
+        case FunctionCall("mul", (one, other)) if not (cells_of(one) and cells_of(other)):
+            return _is_bounded_by_noise(one, sources) and _is_bounded_by_noise(other, sources)
+        case FunctionCall("div", (over, under)) if _counts_rows(under, sources):
+            return _is_bounded_by_noise(over, sources)
+        case _:
+            return _counts_rows(node, sources)
+
+
+def _counts_rows(node: Formula, sources: Sequence[CellRef | QuantileRef]) -> bool:
+    """Return True if a formula reads nothing but numbers of all rows of a group, whose size quotes assume."""
+    used = [sources[index] for index in cells_of(node)]
+    return all(isinstance(source, CellRef) and source.counts_rows for source in used)
 
 
 @dataclass(frozen=True, repr=False)

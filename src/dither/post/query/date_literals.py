@@ -1,4 +1,4 @@
-"""Resolve what depends on the domains of columns: texts compared with dates, and truth values read as numbers."""
+"""Resolve what depends on the domains of columns: texts compared with dates or categories, truth values as numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dither.plan.context import Context
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
 from dither.plan.sql.scope import Scope
+from dither.post.query.declared_values import check_comparison, check_key_comparisons, without_filters
 from dither.post.query.intervals import resolve_date_arithmetic
 from dither.post.query.literals import parse_instant
 from dither.post.query.public_values import as_bins
@@ -32,6 +33,10 @@ class LazyScope:
     def __call__(self) -> Scope:
         return Scope(self.relation.domain(self.context))
 
+    def before_filters(self) -> Scope:
+        """The columns with the values that they have before conditions leave some of them out."""
+        return without_filters(self.relation, self.context)
+
     def instant(self, text: str) -> expr.Instant:
         """Parse a text that is compared with a date or timestamp."""
         return parse_instant(text, self.context.dataset.timezone)
@@ -42,6 +47,7 @@ def resolve_date_literals(question: Question, context: Context) -> Question:
     relation = _resolve_relation(question.relation, context)
     scope = LazyScope(relation, context)
     resolved: Question = _resolve_node(replace(question, relation=relation), scope)
+    check_key_comparisons(resolved, context)
     return replace(resolved, keys=tuple((name, as_bins(key, scope())) for name, key in resolved.keys))
 
 
@@ -67,7 +73,11 @@ def _resolve_node(node: Any, scope: LazyScope) -> Any:
     resolved = {name: _resolve_node(value, scope) for name, value in parts.items() if not isinstance(value, Relation)}
     changed = replace(node, **{name: value for name, value in resolved.items() if value is not parts[name]})
     changed = read_as_number(changed, scope)
-    return _resolve_comparison(changed, scope) if isinstance(changed, Expr) else changed
+    if not isinstance(changed, Expr):
+        return changed
+    compared = _resolve_comparison(changed, scope)
+    check_comparison(compared, scope, scope.before_filters)
+    return compared
 
 
 def _resolve_comparison(node: Expr, scope: LazyScope) -> Expr:

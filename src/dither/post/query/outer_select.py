@@ -13,7 +13,7 @@ from dither.errors import InvalidQuery, NotFound, Unsupported
 from dither.plan import expressions as expr
 from dither.post import formulas
 from dither.post.query.functions import BY_NODE
-from dither.post.query.literals import is_literal, literal_value, sql_excerpt
+from dither.post.query.literals import is_literal, literal_value, sql_excerpt, sql_text
 from dither.post.query.question import AggregateCall, AggregateKind, Ordering, OutputColumn
 from dither.post.query.scalars import ExpressionTranslator
 from dither.post.query.syntax import conjoin, is_aggregate, is_present_literal, translate_condition
@@ -280,10 +280,19 @@ def _refusal(node: exp.Expr) -> Unsupported:
     for kind, advice in REFUSED_AGGREGATES.items():
         if isinstance(node, kind):
             return Unsupported(f"{sql_excerpt(node)}: {advice}")
+    parts = node.walk(prune=lambda part: is_aggregate(part) or isinstance(part, exp.Query))
+    inner = dict.fromkeys(sql_excerpt(part) for part in parts if is_aggregate(part))
+    over_rows = node.copy().transform(lambda part: exp.column("x") if inner and is_aggregate(part) else part)
     try:
-        ExpressionTranslator(lambda column: expr.ColumnRef(column.name))(node)
+        ExpressionTranslator(lambda column: expr.ColumnRef(column.name))(over_rows)
     except Unsupported as refusal:
         return refusal
+    if inner:
+        named = " and ".join(sorted(inner, key=sql_text(node).find))
+        return Unsupported(
+            f"{sql_excerpt(node)}: this function takes values of single rows, and no aggregate; ask for {named} in "
+            "columns of their own, and compute the rest from the answer"
+        )
     return Unsupported(
         f"{sql_excerpt(node)} cannot be computed from noisy values; compute it inside the aggregate, or from the answer"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -35,9 +35,11 @@ from dither.post.query.aggregated_values import (
     without_null,
 )
 from dither.post.query.bins import Bins, make_bins, periods_after_first
+from dither.post.query.conflicting_units import refuse_conflicting_units
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
     CLIPPED_NOTE,
+    LARGEST_BOUNDS,
     LARGEST_CLIP,
     MASS,
     ROWS,
@@ -143,6 +145,8 @@ class Planner(RowBounds):
         if bounded_child is not None and not any(search.tag == ROWS for search in searches):
             searches.append(self.row_search(bounded_child, question.unit, 1))
         measures, shared = divide_loss(builder, searches)
+        filled = (fill_limits(planned.measure, LARGEST_BOUNDS) for planned in measures)
+        refuse_conflicting_units(self.context, question.relation, question.unit, filled)
         return QueryPlan(
             question, question.unit, keys, measures, tuple(builder.sources),
             tuple(OutputColumn(output.name, substitute(output.node)) for output in question.outputs),
@@ -229,7 +233,7 @@ class Planner(RowBounds):
             return
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
         needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
-        clipped = needs_bound and not self.keeps_rows(question, aggregates)
+        clipped = (needs_bound or self.has_few_rows(question)) and not self.keeps_rows(question, aggregates)
         separate = clipped and self.bound.searched
         terms = Terms(
             scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS,
@@ -240,7 +244,7 @@ class Planner(RowBounds):
             if aggregate.kind in SUMS:
                 builder.nodes[index] = shift_cells(terms.formula(aggregate), first)
         builder.notes += terms.notes
-        if separate:
+        if separate and (needs_bound or any(term.role != "count" for term in terms.terms)):
             self.plan_separate_sums(question, scope, keys, terms, builder)
             return
         factors = term_weights(terms.terms)
@@ -268,34 +272,28 @@ class Planner(RowBounds):
         signed = term.role != "count" and may_be_negative(term, scope)
         rounding = float(term.rounding) * self.table_rows(question)
         typical = typical_per_row(term, signed)
-        return CellRef(measure_index, position, factor, signed, tag, per_step, rounding, typical, size_index=size_index)
+        every = term.value == ONE
+        return CellRef(
+            measure_index, position, factor, signed, tag, per_step, rounding, typical, None, size_index, every
+        )
 
     def plan_separate_sums(
         self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], terms: Terms, builder: PlanBuilder
     ) -> None:
         """Plan sums whose bounds are chosen privately: all counts in one measure, every sum of values in its own.
 
-        Each has a bound of its own, since units with many rows need not have large values. Values whose average is
-        asked for are summed around a centre that is chosen privately.
+        Each has a bound of its own, since units with many rows need not have large values; a cap of a few rows bounds
+        the counts at once. Values whose average is asked for are summed around a centre that is chosen privately.
         """
         counts = [index for index, term in enumerate(terms.terms) if term.role == "count"]
         values = [index for index, term in enumerate(terms.terms) if term.role != "count"]
         first, refs = len(builder.sources), dict[int, CellRef]()
-        groups = self.count_groups(question.relation, keys)
-        norm: Literal["l1", "l2"] = "l2" if self.gaussian else "l1"
         if counts:
+            counted, place = [terms.terms[index] for index in counts], len(builder.measures)
             weights = SIDE_COUNT_WEIGHTS if values else COUNT_WEIGHTS
-            steps = STEPS_PER_ROW if keys or len(counts) > 1 else 1
-            counted = [terms.terms[index].value for index in counts]
-            search = self.row_search(question.relation, question.unit, groups, MASS, steps, counted)
-            builder.searches.append(replace(search, weight=weights["search"]))
-            summands = tuple(weighted_value(terms.terms[index], steps) for index in counts)
+            factor, tag = self.plan_counts(question, keys, counted, weights, builder)
             for position, index in enumerate(counts):
-                place = len(builder.measures)
-                refs[index] = self.cell_ref(question, scope, terms.terms[index], place, position, steps, MASS)
-            limit = EstimatedLimit(MASS, LARGEST_CLIP)
-            measure = ClippedSums(question.relation, question.unit, summands, limit, norm, keys)
-            builder.measures.append((measure, weights["answer"]))
+                refs[index] = self.cell_ref(question, scope, terms.terms[index], place, position, factor, tag)
         builder.searches += [self.centre_search(question, centre) for centre in terms.centres]
         for number, index in enumerate(values):
             term, tag = terms.terms[index], f"{VALUES}{number}"
@@ -305,9 +303,38 @@ class Planner(RowBounds):
             refs[index] = ref
             builder.searches.append(self.value_search(question, keys, term, tag, ref.signed))
             limit = EstimatedLimit(tag, LARGEST_CLIP)
-            measure = ClippedSums(question.relation, question.unit, (term.value,), limit, norm, keys)
+            measure = ClippedSums(question.relation, question.unit, (term.value,), limit, self.norm, keys)
             builder.measures.append((measure, weights["answer"]))
         builder.sources += [refs[index] for index in range(len(terms.terms))]
+
+    def plan_counts(
+        self,
+        question: Question,
+        keys: tuple[GroupKey, ...],
+        terms: list[Term],
+        weights: Mapping[str, Fraction],
+        builder: PlanBuilder,
+    ) -> tuple[int, str | None]:
+        """Plan all counts as one measure; return the factor of its values and the tag of the bound that clips them."""
+        if self.has_few_rows(question):
+            builder.measures.append((plain_sums(question.relation, terms, [1] * len(terms), keys), weights["answer"]))
+            return 1, None
+        steps = STEPS_PER_ROW if keys or len(terms) > 1 else 1
+        groups = self.count_groups(question.relation, keys)
+        counted = [term.value for term in terms]
+        search = self.row_search(question.relation, question.unit, groups, MASS, steps, counted)
+        builder.searches.append(replace(search, weight=weights["search"]))
+        summands = tuple(weighted_value(term, steps) for term in terms)
+        limit, norm = EstimatedLimit(MASS, LARGEST_CLIP), self.norm
+        builder.measures.append(
+            (ClippedSums(question.relation, question.unit, summands, limit, norm, keys), weights["answer"])
+        )
+        return steps, MASS
+
+    @property
+    def norm(self) -> Literal["l1", "l2"]:
+        """The norm in which contributions are clipped."""
+        return "l2" if self.gaussian else "l1"
 
     def likely_scope(self, question: Question) -> Scope:
         """The domains of columns at likely values of the bounds that are still to be chosen."""
@@ -366,7 +393,7 @@ class Planner(RowBounds):
         rows = smallest(self.bound.max_rows or 1, self.most_rows(relation, unit)) or 1
         limit = min(rows * largest, LARGEST_CLIP)
         values = tuple(weighted_value(term, factor) for term, factor in zip(terms, factors, strict=True))
-        return ClippedSums(relation, unit, values, limit, "l2" if self.gaussian else "l1", keys), factors, MASS
+        return ClippedSums(relation, unit, values, limit, self.norm, keys), factors, MASS
 
     def plan_unit_count(
         self,

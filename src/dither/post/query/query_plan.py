@@ -45,7 +45,8 @@ class CellRef:
     `bound_tag` names the bound that clips it, and `quantity_per_step` is the quantity of one step of that bound, if
     that is not the measure's step. Rounding of rows may have moved the column by `rounding_error`. A row adds about
     `typical_per_row`, if values are spread evenly over their range. The exact value is at most `most`, if known.
-    `size_index` is the index of the column that counts the rows of this one, if there is one.
+    `size_index` is the index of the column that counts the rows of this one, if there is one. If it `counts_rows`, the
+    column is the number of all rows of a group.
     """
 
     measure_index: int
@@ -58,6 +59,7 @@ class CellRef:
     typical_per_row: Fraction = Fraction(1)
     most: int | None = None
     size_index: int | None = None
+    counts_rows: bool = False
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,19 @@ class RowBounds:
     def is_loose(self, relation: Relation, unit: str) -> bool:
         """Return True if a unit's rows have no bound, or none but the description's cap, which may be far too high."""
         most = self.most_rows(relation, unit)
-        if most is None or most <= FEW_ROWS:
-            return most is None
+        return most is None or (most > FEW_ROWS and self.is_bounded_by_cap(relation))
+
+    def is_bounded_by_cap(self, relation: Relation) -> bool:
+        """Return True if the description's cap is all that bounds a unit's rows."""
         nodes = list(walk(relation))
         capped = any(isinstance(node, Scan) and self.context.row_cap(node.table) is not None for node in nodes)
         return capped and not any(isinstance(node, LimitRowsPerUnit | LimitGroupsPerUnit) for node in nodes)
+
+    def has_few_rows(self, question: Question) -> bool:
+        """Return True if a cap of a few rows bounds the counts of a unit at once, and only its values are searched."""
+        most = self.most_rows(question.relation, question.unit)
+        few = most is not None and 1 < most <= FEW_ROWS
+        return few and self.bound.auto and question.knows_unit and self.is_bounded_by_cap(question.relation)
 
     def is_unbounded(self, question: Question, relation: Relation) -> bool:
         """Return True if a unit's rows are to be bounded; refuse that for rows that belong to no single unit."""

@@ -69,6 +69,10 @@ def share_notes(plan: QueryPlan) -> tuple[str, ...]:
     for output in columns:
         read = {plan.sources[cell].measure_index for cell in cells_of(output.node)}
         share = (1 - searched) * sum((plan.measures[place].share for place in read), Fraction(0))
-        shares.append(f"{output.name} reads what {float(share):.0%} was spent on")
-    bounds = f"; {float(searched):.0%} chooses bounds and centres" if searched else ""
-    return (f"of the loss, {', '.join(shares)}{bounds}; fewer aggregates in one query leave more for each",)
+        shares.append(f"{float(share):.0%} for {output.name}")
+    bounds = f"; {float(searched):.0%} chooses bounds and centres for all" if searched else ""
+    return (
+        f"part of the loss that was spent on what each column reads: {', '.join(shares)} (columns share what several "
+        f"of them read, so these may add up to more than 100%){bounds}; fewer aggregates in one query leave more for "
+        "each",
+    )
