@@ -67,9 +67,8 @@ class Expected:
     """The expected error of a column: its standard error and half the width of its interval, from noise alone.
 
     If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
-    `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given` (a contribution
-    bound, or how values are spread), and are nan if nothing can be said, for the `reason` given. Errors of dates have a
-    `unit`.
+    `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given` (a bound, or
+    how values are spread), and are nan if nothing can be said, for the `reason` given. Errors of dates have a `unit`.
     """
 
     name: str
