@@ -7,6 +7,7 @@ figure has an interval, and allows for the rows that the bound removes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -34,7 +35,15 @@ from dither.post.statistics.contrasts import contrast_intervals
 from dither.post.statistics.core import MeasuredPart, Measurements, Settings, SourceRows, quote_name
 from dither.post.statistics.design import Scaling, read_columns
 from dither.post.statistics.grid import FittedTree, Tree, fit_tree, make_tree, plan_tree
-from dither.post.statistics.linear import SEARCH_SHARE, assumed_choices, moment_plan, not_built, reach_notes, table_rows
+from dither.post.statistics.linear import (
+    SEARCH_SHARE,
+    assumed_choices,
+    moment_plan,
+    not_built,
+    private_limits,
+    reach_notes,
+    table_rows,
+)
 from dither.post.statistics.moments import MomentPlan, Moments
 from dither.post.statistics.quantiles import FEW_LEAVES, FEW_ROWS, level_intervals, smooth
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
@@ -50,6 +59,8 @@ ROWS_WEIGHT, TABLE_WEIGHT, TREE_WEIGHT, SUMS_WEIGHT = Fraction(1), Fraction(1), 
 # The share of the loss for choosing how many rows of a unit count, and the number of cells that it is chosen for.
 BOUND_SHARE, TYPICAL_CELLS = Fraction(1, 10), 16
 MOST_LEAVES = 1024
+# The levels at which a tail is read off the quantiles.
+TAIL_LEVELS = 8
 # The L1 norm of a typical row's 1, z and z squared, in units of the private scale.
 TYPICAL_ROW_SIZE = 1.75
 # Variances below this count as this, so that weights stay finite.
@@ -262,7 +273,9 @@ def build_description(plan: DescriptionPlan, released: Released) -> Description:
             released.values(sums_place + offset), released.noise(sums_place + offset), released.chosen
         )
         scaling = number.sums.design.scaling(released.chosen)
-        figures.append(read_figures(number, fit_tree(number.tree, parts), moments, scaling, rows, removed, measured))
+        long_tail = bool(private_limits(number.sums, scaling))
+        fitted = fit_tree(number.tree, parts)
+        figures.append(read_figures(number, fitted, moments, scaling, rows, removed, measured, long_tail))
     categories = {
         name: plan.part(table, released, place + index, chosen).answer(settings, released.releases)
         for index, (name, table) in enumerate(plan.tables.items())
@@ -303,7 +316,8 @@ def bound_notes(bounds: Mapping[str, EstimatedBound], unit: str) -> list[str]:
     """Say which bound on rows was chosen, and what the intervals assume about the rest."""
     return [
         f"a bound chosen privately: each {unit} adds at most {bound.limit}; what is beyond counts less. Intervals of "
-        f"quantiles allow for it wherever it lies, and those of means as if it were like the rest"
+        f"quantiles allow for it wherever it lies; those of means take it to be like the rest, but in columns with a "
+        f"private range to be what lies farthest out"
         for bound in bounds.values()
     ]
 
@@ -316,12 +330,14 @@ def read_figures(
     rows: Figure,
     removed: float,
     measured: Measurements,
+    long_tail: bool,
 ) -> Figures:
     """Compute the figures of a number from its tree and its sums."""
     confidence = measured.settings.confidence
     count = count_figure(number, fitted, rows, removed, confidence)
     weighted = min(1.0, max(0.0, 1 - float(moments.matrix[0, 0]) / max(count[0], 1.0))) if removed else 0.0
     mean, deviation = moment_figures(moments, scaling, weighted, confidence)
+    mean = with_far_rows(mean, deviation[0], fitted, weighted) if long_tail else mean
     domain = number.tree.grid
     low, high = float(domain.lo), float(domain.hi)
     return Figures(
@@ -349,6 +365,19 @@ def count_figure(number: NumberPlan, fitted: FittedTree, rows: Figure, removed: 
     value = min(max(0.0, fitted.total) * (1 + most) / 2, rows[0])
     high = min((fitted.total + half) * most, rows[3])
     return value, float(errors.std()), min(fitted.total - half, value), max(value, high)
+
+
+def with_far_rows(mean: Figure, deviation: float, fitted: FittedTree, removed: float) -> Figure:
+    """Widen the interval of a mean by what it would lack if the rows that count less were those farthest out.
+
+    How far that is say the quantiles, and the standard deviation of the others.
+    """
+    value, error, low, high = mean
+    usual = deviation * math.sqrt(removed / max(1e-9, 1 - removed))
+    levels = removed * (np.arange(TAIL_LEVELS) + 0.5) / TAIL_LEVELS
+    least, most = (float(tree_quantiles(fitted, side).mean()) for side in (levels, 1 - levels))
+    down, up = (max(removed * distance, usual) for distance in (value - least, most - value))
+    return value, error, low - down, high + up
 
 
 def moment_figures(moments: Moments, scaling: Scaling, removed: float, confidence: float) -> tuple[Figure, Figure]:
