@@ -9,16 +9,20 @@ from typing import Literal
 import numpy as np
 
 from dither.errors import Unsupported
+from dither.plan import expressions as expr
 from dither.plan.domains import PERIOD_LENGTHS, bounds_of, truncate
 from dither.plan.expressions.core import Expr
 from dither.plan.expressions.time import DateDiff, Instant
 from dither.post.noise import Floats
+from dither.post.query.value_grid import ValueGrid, cell_key, make_equal_grid, make_grid
 from dither.schema import Moment, Number
 
-# A range of at most this many values has a bin for each of them; a wider one has equal bins.
-MAX_SINGLE_VALUE_BINS = 512
-EQUAL_BINS = 256
-# The width of a growing bin is the distance of its values from zero divided by this.
+# A range of at most this many values has a bin for each of them; so many bins have those of a wider range, if groups
+# have few rows or their number is not known, and moments.
+FEWEST_BINS, MOMENT_BINS = 512, 256
+# Groups of at least so many rows have more bins: noise then hides about as many rows as a bin has.
+MORE_BINS = ((150_000, 4096), (15_000, 2048), (4_000, 1024))
+# Where a range depends on a bound still to be chosen, the width of a bin is its distance from zero divided by this.
 GROWING_FRACTION = 16
 
 QuantileLevel = Fraction | Literal["min", "max"]
@@ -26,20 +30,25 @@ QuantileLevel = Fraction | Literal["min", "max"]
 
 @dataclass(frozen=True)
 class Bins:
-    """Histogram bins: bin i has the values from low[i] to high[i]; `edges` are the lower ends of all but the first."""
+    """Histogram bins: bin i has the values from low[i] to high[i]; `cells` says which bin a value is in."""
 
     low: Floats
     high: Floats
-    edges: tuple[Fraction, ...]
+    cells: ValueGrid | tuple[Fraction, ...]
+
+    def key(self, value: Expr) -> Expr:
+        """Return the expression of the bin of a value: of its cell, or of the edges up to it."""
+        return cell_key(value, self.cells) if isinstance(self.cells, ValueGrid) else expr.Bucket(value, self.cells)
 
     def as_moments(self, domain: Moment) -> Bins:
         """Return bins of periods after the first moment of a domain as bins of moments, in microseconds."""
         start, length = truncate(domain.lo, period_of(domain)), PERIOD_LENGTHS[period_of(domain)]
-        return Bins(start + self.low * length, start + self.high * length, self.edges)
+        return Bins(start + self.low * length, start + self.high * length, self.cells)
 
     def between(self, first: int, last: int) -> Bins:
-        """Return the bins from index `first` to `last`, both included."""
-        return Bins(self.low[first : last + 1], self.high[first : last + 1], self.edges[first:last])
+        """Return the bins from index `first` to `last`, both included; there are edges between them."""
+        cells = self.cells[first:last] if isinstance(self.cells, tuple) else self.cells
+        return Bins(self.low[first : last + 1], self.high[first : last + 1], cells)
 
 
 def period_of(domain: Moment) -> Literal["day", "hour", "minute", "second"]:
@@ -53,23 +62,49 @@ def periods_after_first(value: Expr, domain: Moment) -> Expr:
     return DateDiff(period, Instant(truncate(domain.lo, period)), value)
 
 
-def make_bins(domain: object, growing: bool = False) -> Bins:
-    """Make a bin for each value of a small range, else equal bins.
+def bins_for(rows: float) -> int:
+    """Return the most bins for groups of a number of rows.
 
-    `growing` bins, for a range that depends on a bound still to be chosen, widen with the distance from zero.
+    >>> bins_for(200), bins_for(100_000)
+    (512, 2048)
     """
+    return next((bins for least, bins in MORE_BINS if rows >= least), FEWEST_BINS)
+
+
+def make_bins(domain: object, most: int) -> Bins:
+    """Make a bin for each value of a small range, else at most so many bins, which are narrower near zero."""
+    return _grid_bins(make_grid(check_ranked(domain), most))
+
+
+def make_equal_bins(domain: object) -> Bins:
+    """Make a bin for each value of a small range, else equal bins: for moments, whose zero means nothing."""
+    few = make_equal_grid(check_ranked(domain), FEWEST_BINS)
+    return _grid_bins(few if few.pieces[0].width == 1 else make_equal_grid(domain, MOMENT_BINS))
+
+
+def make_growing_bins(domain: object) -> Bins:
+    """Make bins that widen with the distance from zero, for a range that depends on a bound still to be chosen."""
+    number = check_ranked(domain)
+    first, last = bounds_of(number)
+    starts = _growing_starts(first, last)
+    stops = [start - 1 for start in starts[1:]] + [last]
+    low, high = (np.array([float(point * number.step) for point in points]) for points in (starts, stops))
+    # A range of a single value has one bin, and an edge beyond it that no value reaches.
+    return Bins(low, high, tuple(start * number.step for start in starts[1:] or [last + 1]))
+
+
+def _grid_bins(grid: ValueGrid) -> Bins:
+    return Bins(grid.low_ends(), grid.high_ends(), grid)
+
+
+def check_ranked(domain: object) -> Number:
+    """Return the domain of a number with a range; refuse other columns."""
     if not isinstance(domain, Number):
         raise Unsupported(
             "MIN, MAX, MEDIAN and quantiles need a number or a date with a declared range; for other columns, "
             "ask for COUNT(*) grouped by the value"
         )
-    first, last = bounds_of(domain)
-    width = max(1, -(-(last - first + 1) // EQUAL_BINS)) if last - first >= MAX_SINGLE_VALUE_BINS else 1
-    starts = _growing_starts(first, last) if growing else list(range(first, last + 1, width))
-    stops = [start - 1 for start in starts[1:]] + [last]
-    low, high = (np.array([float(point * domain.step) for point in points]) for points in (starts, stops))
-    # A range of a single value has one bin, and an edge beyond it that no value reaches.
-    return Bins(low, high, tuple(start * domain.step for start in starts[1:] or [last + 1]))
+    return domain
 
 
 def _growing_starts(first: int, last: int) -> list[int]:

@@ -34,7 +34,15 @@ from dither.post.query.aggregated_values import (
     typical_per_row,
     without_null,
 )
-from dither.post.query.bins import Bins, make_bins, periods_after_first
+from dither.post.query.bins import (
+    Bins,
+    bins_for,
+    check_ranked,
+    make_bins,
+    make_equal_bins,
+    make_growing_bins,
+    periods_after_first,
+)
 from dither.post.query.conflicting_units import refuse_conflicting_units
 from dither.post.query.public_values import reachable_values
 from dither.post.query.query_plan import (
@@ -346,6 +354,18 @@ class Planner(RowBounds):
         tables = {node.table for node in walk(question.relation) if isinstance(node, Scan)}
         return float(max((self.context.noisy_rows(table) or 0 for table in tables), default=0))
 
+    def bin_count(self, question: Question, keys: tuple[GroupKey, ...]) -> int:
+        """The most bins of a histogram, for the rows of a group; fewer where noise hides units with many rows.
+
+        Minima and maxima want few bins: they lie where the noise of empty ones hides the first rows.
+        """
+        extremes = all(aggregate.kind != "quantile" for aggregate in question.aggregates)
+        if extremes or any(isinstance(key.values, SelectedValues) for key in keys):
+            return bins_for(0)
+        relation, unit = question.relation, question.unit
+        rows_per_unit = typical_rows(self.context, relation, unit) if self.is_loose(relation, unit) else 1
+        return bins_for(self.table_rows(question) / (self.group_count(question) * rows_per_unit))
+
     def keeps_rows(self, question: Question, aggregates: list[AggregateCall]) -> bool:
         """Return True if the bound keeps a limited number of each unit's rows, False if it scales the unit's sums down.
 
@@ -467,44 +487,51 @@ class Planner(RowBounds):
         self, question: Question, scope: Scope, keys: tuple[GroupKey, ...], builder: PlanBuilder
     ) -> None:
         """Plan MEDIAN, QUANTILE, MIN and MAX: one histogram for each value and condition."""
-        histograms: dict[tuple[Expr, Expr | None], int] = {}
+        histograms: dict[tuple[Expr, Expr | None], tuple[int, Bins]] = {}
         for index, aggregate in enumerate(question.aggregates):
             if aggregate.kind not in ("quantile", "min", "max"):
                 continue
             (value,) = aggregate.values
-            domain = moment = value.domain(scope)
+            moment = value.domain(scope)
             if isinstance(moment, Moment):
                 value = periods_after_first(value, moment)
-                aggregate, domain = replace(aggregate, values=(value,)), value.domain(scope)
-            bins = make_bins(domain, growing=domain != value.domain(self.likely_scope(question)))
+                aggregate = replace(aggregate, values=(value,))
             ranked = (value, aggregate.condition)
             if ranked not in histograms:
-                histograms[ranked] = len(builder.measures)
-                builder.measures.append(
-                    (self.histogram(question, aggregate, bins, keys, builder), COUNT_WEIGHTS["answer"])
-                )
+                measure, bins = self.histogram(question, aggregate, isinstance(moment, Moment), keys, builder)
+                histograms[ranked] = (len(builder.measures), bins)
+                builder.measures.append((measure, COUNT_WEIGHTS["answer"]))
+            (place, bins), precision = histograms[ranked], None
             builder.nodes[index] = formulas.NoisyCell(len(builder.sources))
-            level, precision = quantile_level(aggregate), None
             if isinstance(moment, Moment):
                 bins, precision = bins.as_moments(moment), moment.precision
-            builder.sources.append(QuantileRef(histograms[ranked], bins, level, precision))
+            builder.sources.append(QuantileRef(place, bins, quantile_level(aggregate), precision))
 
     def histogram(
         self,
         question: Question,
         aggregate: AggregateCall,
-        bins: Bins,
+        is_moment: bool,
         keys: tuple[GroupKey, ...],
         builder: PlanBuilder,
-    ) -> Measure:
-        """Build the counts of rows per group and bin."""
+    ) -> tuple[Measure, Bins]:
+        """Build the counts of rows per group and bin, and the bins."""
         (value,) = aggregate.values
+        declared = check_ranked(value.domain(Scope(at_largest_bounds(question.relation).domain(self.context))))
+        varies = declared != value.domain(self.likely_scope(question))
         present = expr.Not(expr.IsNull(value))
         condition = present if aggregate.condition is None else expr.And((aggregate.condition, present))
         relation, keys, (value,) = self.filter_rows(question.relation, keys, (value,), condition)
         relation = self.bound_rows(question, relation, keys, builder)
-        binned = without_null(value, Scope(at_largest_bounds(relation).domain(self.context)))
-        return Count(relation, (*keys, GroupKey("bin", expr.Bucket(binned, bins.edges))))
+        scope = Scope(at_largest_bounds(relation).domain(self.context))
+        binned = without_null(value, scope)
+        # Conditions may make the range narrower.
+        domain = binned.domain(scope)
+        if varies:
+            bins = make_growing_bins(domain)
+        else:
+            bins = make_equal_bins(domain) if is_moment else make_bins(domain, self.bin_count(question, keys))
+        return Count(relation, (*keys, GroupKey("bin", bins.key(binned)))), bins
 
 
 def _way_out_of_identifier(key: Expr, dataset: Dataset) -> str:

@@ -224,6 +224,8 @@ def _restrict_bins(source: CellRef | QuantileRef, plan: QueryPlan, context: Cont
     if isinstance(source, CellRef):
         return source
     reachable = plan.measures[source.measure_index].measure.axes(context)[-1].values
+    if len(reachable) == len(source.bins.low):
+        return source
     return replace(source, bins=source.bins.between(int(reachable[0]), int(reachable[-1])))  # type: ignore[arg-type]
 
 

@@ -34,7 +34,7 @@ from dither.post.statistics.contingency import normal_factor
 from dither.post.statistics.contrasts import contrast_intervals
 from dither.post.statistics.core import MeasuredPart, Measurements, Settings, SourceRows, quote_name
 from dither.post.statistics.design import Scaling, read_columns
-from dither.post.statistics.grid import FittedTree, Tree, fit_tree, make_tree, plan_tree
+from dither.post.statistics.grid import MOST_LEAVES, FittedTree, Tree, fit_tree, make_tree, plan_tree
 from dither.post.statistics.linear import (
     SEARCH_SHARE,
     assumed_choices,
@@ -45,7 +45,7 @@ from dither.post.statistics.linear import (
     table_rows,
 )
 from dither.post.statistics.moments import MomentPlan, Moments
-from dither.post.statistics.quantiles import FEW_LEAVES, FEW_ROWS, level_intervals, smooth
+from dither.post.statistics.quantiles import leaves_for, level_intervals, smooth
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
 from dither.privacy.protocol import BoundRule, BoundSearch, Measurement
@@ -58,7 +58,8 @@ QUANTILES = tuple(Fraction(number, 100) for number in (5, 25, 50, 75, 95))
 ROWS_WEIGHT, TABLE_WEIGHT, TREE_WEIGHT, SUMS_WEIGHT = Fraction(1), Fraction(1), Fraction(2), Fraction(2)
 # The share of the loss for choosing how many rows of a unit count, and the number of cells that it is chosen for.
 BOUND_SHARE, TYPICAL_CELLS = Fraction(1, 10), 16
-MOST_LEAVES = 1024
+# About the share of a number's tree if it is one of many, and the most leaves where units have many rows.
+TREE_SHARE, MOST_SHARED_LEAVES = 0.4, 1024
 # The levels at which a tail is read off the quantiles.
 TAIL_LEVELS = 8
 # The L1 norm of a typical row's 1, z and z squared, in units of the private scale.
@@ -247,14 +248,14 @@ def described_columns(rows: SourceRows, columns: Sequence[str] | None) -> list[s
 
 
 def plan_number(rows: SourceRows, name: str, columns: int, shared: bool) -> NumberPlan:
-    """Plan the tree and the sums of a number; the tree has few leaves if there are few rows for each column."""
+    """Plan the tree and the sums of a number; the tree has the more leaves, the more rows there are for each column."""
     (column,) = read_columns(rows, [name])
     # A number that is 0 or 1 is measured as any other: its standard deviation follows from its square.
     sums = moment_plan(rows, [name], (replace(column, indicator=False),), None)
     design = replace(sums.design, suffix=f" {name}")
     sums = SharedMoments(sums.settings, design) if shared else replace(sums, design=design)
-    few = table_rows(sums) * float(rows.settings.spend.amount) / columns < FEW_ROWS / 4
-    tree = make_tree(rows.domain(name), FEW_LEAVES if few else MOST_LEAVES)
+    known = TREE_SHARE * table_rows(sums) * float(rows.settings.spend.amount) / columns
+    tree = make_tree(rows.domain(name), min(leaves_for(known), MOST_SHARED_LEAVES if shared else MOST_LEAVES))
     return NumberPlan(name, rows.domain(name).nullable, tree, tuple(plan_tree(rows, name, tree)), sums)
 
 

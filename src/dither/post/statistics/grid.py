@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from dither.errors import Unsupported
 from dither.plan import expressions as expr
-from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
@@ -25,55 +23,15 @@ from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.aggregated_values import without_null
 from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.query.question import Question
+from dither.post.query.value_grid import ValueGrid, cell_key, make_grid
 from dither.post.statistics.consistency import Margin, agree
 from dither.post.statistics.core import MeasuredPart, SourceRows
-from dither.schema import Number
 
-# Ranges of up to this many cells need one level, and up to this many two; a tree has at most MOST_LEAVES.
-ONE_LEVEL, TWO_LEVELS, MOST_LEAVES = 64, 1024, 4096
-SIMULATIONS = 512
+# Ranges of up to this many cells need one level, and up to this many two; a tree has at most MOST_LEAVES by default.
+ONE_LEVEL, TWO_LEVELS, MOST_LEAVES = 32, 1024, 4096
+# A fit is simulated so often, but fewer times if it has so many leaves that this takes long.
+SIMULATIONS, SIMULATED_LEAVES = 512, 1 << 21
 MANY_GROUPS = "groups, one for every declared key"
-
-
-@dataclass(frozen=True)
-class ValueGrid:
-    """Equal cells of a column's range: cell i has the values from lo + i * width up to those below the next cell.
-
-    The values are multiples of `step`, from `lo` to `hi`.
-    """
-
-    lo: Fraction
-    hi: Fraction
-    step: Fraction
-    width: Fraction
-    size: int
-
-    def low_ends(self) -> Floats:
-        """Return the smallest value of each cell."""
-        return np.asarray(float(self.lo) + np.arange(self.size) * float(self.width))
-
-    def high_ends(self) -> Floats:
-        """Return the largest value of each cell."""
-        ends = self.low_ends() + float(self.width - self.step)
-        return np.asarray(np.minimum(ends, float(self.hi)))
-
-    def middles(self) -> Floats:
-        """Return the middle of each cell."""
-        return (self.low_ends() + self.high_ends()) / 2
-
-    def coarser(self, factor: int) -> ValueGrid:
-        """Return the grid whose cells are `factor` of these each."""
-        return replace(self, width=self.width * factor, size=-(-self.size // factor))
-
-
-def make_grid(domain: object, most: int) -> ValueGrid:
-    """Divide a declared range into at most `most` equal cells; into its values, if there are no more."""
-    if not isinstance(domain, Number):
-        raise Unsupported("this needs a number with a declared range; count other columns with session.table")
-    first, last = bounds_of(domain)
-    per_cell = -(-(last - first + 1) // most)
-    width, size = per_cell * domain.step, -(-(last - first + 1) // per_cell)
-    return ValueGrid(Fraction(domain.lo), Fraction(domain.hi), domain.step, width, size)
 
 
 def plan_grid(rows: SourceRows, column: str, grid: ValueGrid, *, ranked: bool = False) -> QueryPlan:
@@ -110,14 +68,8 @@ def _filter_counts(measure: Measure, condition: Expr) -> Measure:
 
 def grid_question(rows: SourceRows, column: str, grid: ValueGrid) -> Question:
     """Ask for the counts of the rows in each cell of a grid; a row without a value is in the cell nearest to 0."""
-    question, value = rows.question(["COUNT(*) AS n"]), rows.expression(column)
-    shifted = expr.Arithmetic("-", without_null(value, rows.scope), expr.LiteralValue(grid.lo))
-    return replace(question, keys=(("cell", _floor(shifted, grid.width)),))
-
-
-def _floor(value: Expr, width: Fraction) -> Expr:
-    """Return the expression of the multiple of `width` at or below a value."""
-    return expr.Rounded("floor", value, width)
+    question, value = rows.question(["COUNT(*) AS n"]), without_null(rows.expression(column), rows.scope)
+    return replace(question, keys=(("cell", cell_key(value, grid)),))
 
 
 @dataclass(frozen=True)
@@ -166,10 +118,22 @@ class FittedTree:
         """The estimated number of rows up to each leaf."""
         return np.cumsum(self.counts)
 
-    @property
+    @cached_property
     def cumulative_errors(self) -> Floats:
         """The simulated errors of `cumulative`."""
         return np.cumsum(self.errors, axis=1)
+
+    def excess_variances(self, level: float) -> Floats:
+        """Return the variances of `cumulative - level * total`."""
+        own, shared, whole = self._rank_moments
+        return np.asarray(np.maximum(own - 2 * level * shared + level**2 * whole, 0.0))
+
+    @cached_property
+    def _rank_moments(self) -> tuple[Floats, Floats, float]:
+        """The variances of `cumulative`, its covariances with the total, and the variance of the total."""
+        errors = self.cumulative_errors - self.cumulative_errors.mean(axis=0)
+        total = errors[:, -1]
+        return np.einsum("ij,ij->j", errors, errors) / len(errors), total @ errors / len(errors), float(total.var())
 
     @property
     def total(self) -> float:
@@ -185,18 +149,36 @@ class FittedTree:
 def fit_tree(tree: Tree, parts: Sequence[MeasuredPart]) -> FittedTree:
     """Fit all levels of a tree, and simulate the errors of the fit."""
     measured = [level_counts(part) for part in parts]
-    random = np.random.default_rng(20_261_118)
-    names = tuple(f"digit {depth}" for depth in range(len(tree.digits)))
-    sizes = dict(zip(names, tree.digits, strict=True))
-    margins, noises = [], []
-    for depth, (counts, noise) in enumerate(measured, 1):
-        keys, shape = names[:depth], tree.digits[:depth]
-        margins.append(Margin(keys, _pad(counts[None, :], shape)[0], noise.variance))
-        drawn = _pad(draw_noise(noise, (SIMULATIONS, len(counts)), random), shape)
-        noises.append(Margin(("draw", *keys), drawn, noise.variance))
-    cells = agree(sizes, margins).cells.ravel()[: tree.grid.size]
-    errors = agree({"draw": SIMULATIONS, **sizes}, noises).cells.reshape(SIMULATIONS, -1)[:, : tree.grid.size]
-    return FittedTree(tree, cells, errors, any(noise.kind == "laplace" for _, noise in measured))
+    noises = tuple(noise for _, noise in measured)
+    margins = [
+        Margin(names, _pad(counts[None, :], shape)[0], noise.variance)
+        for (names, shape), (counts, noise) in zip(_levels(tree.digits), measured, strict=True)
+    ]
+    cells = agree(_sizes(tree.digits), margins).cells.ravel()[: tree.grid.size]
+    errors = simulate_errors(tree, noises)
+    return FittedTree(tree, cells, errors, any(noise.kind == "laplace" for noise in noises))
+
+
+@lru_cache(maxsize=2)
+def simulate_errors(tree: Tree, noises: tuple[ScaledNoise, ...]) -> Floats:
+    """Return simulated errors of a tree's leaves, one row for each simulation; rehearsals and results share them."""
+    random, draws = np.random.default_rng(20_261_118), min(SIMULATIONS, SIMULATED_LEAVES // tree.leaves)
+    margins = []
+    for (names, shape), level, noise in zip(_levels(tree.digits), tree.levels, noises, strict=True):
+        drawn = _pad(draw_noise(noise, (draws, level.size), random), shape)
+        margins.append(Margin(("draw", *names), drawn, noise.variance))
+    cells = agree({"draw": draws, **_sizes(tree.digits)}, margins).cells
+    return np.ascontiguousarray(cells.reshape(draws, -1)[:, : tree.grid.size])
+
+
+def _levels(digits: tuple[int, ...]) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """Return the keys of each level of a tree, and their numbers of values."""
+    names = tuple(_sizes(digits))
+    return [(names[:depth], digits[:depth]) for depth in range(1, len(digits) + 1)]
+
+
+def _sizes(digits: tuple[int, ...]) -> dict[str, int]:
+    return {f"digit {depth}": size for depth, size in enumerate(digits)}
 
 
 def level_counts(part: MeasuredPart) -> tuple[Floats, ScaledNoise]:

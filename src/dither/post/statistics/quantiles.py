@@ -18,10 +18,12 @@ from dither.errors import InvalidParameter
 from dither.loss import rational
 from dither.plan import expressions as expr
 from dither.post.estimate.explain import Expected, default_group_size
-from dither.post.estimate.prediction import expected_rows
+from dither.post.estimate.prediction import expected_rows, expected_units
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
+from dither.post.query.aggregated_values import without_null
 from dither.post.query.query_plan import QueryPlan
+from dither.post.query.value_grid import ValueGrid, make_equal_grid, make_grid
 from dither.post.statistics.arguments import LARGEST_LIST, read_list
 from dither.post.statistics.contingency import normal_factor
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
@@ -29,11 +31,8 @@ from dither.post.statistics.grid import (
     MOST_LEAVES,
     FittedTree,
     Tree,
-    ValueGrid,
     fit_tree,
-    grid_question,
     level_counts,
-    make_grid,
     make_tree,
     plan_cells,
     plan_grid,
@@ -46,9 +45,12 @@ from dither.schema import Number
 
 FINEST_GRID = 1 << 18
 FINEST_NOISY_MAX_GRID = 1 << 20
-# Below this many rows times epsilon, half of the loss goes to intervals, from a tree of few leaves; also where units
-# have many rows, from one of more leaves.
-FEW_ROWS, FEW_LEAVES, MORE_LEAVES = 20_000, 64, 256
+# The share of the loss for intervals is a tenth at this many rows times epsilon. It falls with the root of them: then
+# more rows make both points and intervals better.
+TENTH_ROWS, LEAST_SHARE, MOST_SHARE = 100_000, Fraction(1, 40), Fraction(1, 2)
+# Leaves of a tree for so many rows times its epsilon: a typical leaf then has about as many rows as the noise hides.
+LEAVES = ((500, 256), (3_000, 1024), (8_000, 4096))
+MORE_LEAVES = 8000
 DEFAULT_LEVELS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
 SAMPLING_NOTE = (
     "intervals include sampling error, as if the rows were drawn independently from a large population; without "
@@ -123,13 +125,29 @@ def points_alone(
 def interval_tree(rows: SourceRows, domain: object, fine: QueryPlan) -> tuple[Tree, Fraction]:
     """Choose the tree for the intervals of quantiles, and its share of the loss: more if there are few rows.
 
-    The public, noisy size of the table decides, or the number of units where each has one row. Units with many rows
-    need more as well.
+    The public, noisy size of the table decides. Where units have many rows, their number stands for it, since noise
+    hides units, and the share is half.
     """
-    size = expected_rows(rows.context, fine.question.relation, rows.settings.unit) or 0.0
-    if size * float(rows.settings.spend.amount) < FEW_ROWS:
-        return make_tree(domain, FEW_LEAVES), Fraction(1, 2)
-    return (make_tree(domain, MORE_LEAVES), Fraction(1, 2)) if fine.searches else (make_tree(domain), Fraction(1, 10))
+    context, unit, relation = rows.context, rows.settings.unit, fine.question.relation
+    size = expected_units(context, relation, unit) if fine.searches else expected_rows(context, relation, unit)
+    known = max(0.0, size or 0.0) * float(rows.settings.spend.amount)
+    share = MOST_SHARE if fine.searches else interval_share(known)
+    return make_tree(domain, leaves_for(known * float(share))), share
+
+
+def interval_share(rows: float) -> Fraction:
+    """Return the share of the loss that goes to intervals, for a number of rows times epsilon.
+
+    >>> [str(interval_share(rows)) for rows in (2_000, 20_000, 100_000, 1_000_000, 10_000_000)]
+    ['1/2', '9/40', '1/10', '1/40', '1/40']
+    """
+    wanted = Fraction(round(4 * math.sqrt(TENTH_ROWS / max(rows, 1.0))), 40)
+    return min(MOST_SHARE, max(LEAST_SHARE, wanted))
+
+
+def leaves_for(rows: float) -> int:
+    """Return the most leaves of a tree, for a number of rows times the epsilon of the tree."""
+    return next((leaves for most, leaves in LEAVES if rows < most), MORE_LEAVES)
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,9 +199,8 @@ def level_intervals(
     lows, highs = grid.low_ends(), grid.high_ends()
     ends = []
     for level in levels:
-        errors = fitted.cumulative_errors - level * fitted.errors.sum(axis=1, keepdims=True)
         sampling = level * (1 - level) * max(total, 1.0) if population else 0.0
-        width = factor * np.sqrt(errors.var(axis=0) + sampling) + 1e-9 * (1 + abs(total))
+        width = factor * np.sqrt(fitted.excess_variances(level) + sampling) + 1e-9 * (1 + abs(total))
         excess = cumulative - level * total
         before = np.concatenate([[-np.inf], (excess - width)[:-1]])
         possible = np.flatnonzero((excess + width >= 0) & (before <= 0))
@@ -303,10 +320,9 @@ def make_histogram(
         if bins != "private":
             raise InvalidParameter("bins must be a number of bins, a list of edges, or 'private'")
         return _private_histogram(rows, column, most)
-    grid = make_grid(domain, FINEST_GRID)
-    edges = public_edges(domain, bins)
-    plan = _bucket_plan(rows, column, grid, edges)
-    ends = [float(grid.lo), *map(float, edges), float(grid.hi)]
+    whole, edges = make_equal_grid(domain, 1), public_edges(domain, bins)
+    plan = _bucket_plan(rows, column, edges)
+    ends = [float(whole.lo), *map(float, edges), float(whole.hi)]
 
     def build(measured: Measurements) -> Histogram:
         counts, noise = level_counts(measured.parts[0])
@@ -327,8 +343,9 @@ def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, .
     if isinstance(bins, int | np.integer):
         if isinstance(bins, bool) or not 2 <= bins <= LARGEST_LIST:
             raise InvalidParameter(f"a histogram has 2 to {LARGEST_LIST:,} bins, got {excerpt(bins)}")
-        grid = make_grid(domain, int(bins))
-        return tuple(grid.lo + number * grid.width for number in range(1, grid.size))
+        grid = make_equal_grid(domain, int(bins))
+        width = grid.pieces[0].width * grid.step
+        return tuple(grid.lo + number * width for number in range(1, grid.size))
     lo, hi = (domain.lo, domain.hi) if isinstance(domain, Number) else (Fraction(0), Fraction(0))
     given = sorted({rational(edge, "an edge") for edge in read_list("bins", bins)})
     inner = tuple(edge for edge in given if lo < edge < hi)
@@ -337,15 +354,10 @@ def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, .
     return inner
 
 
-def _bucket_plan(rows: SourceRows, column: str, grid: ValueGrid, edges: tuple[Fraction, ...]) -> QueryPlan:
+def _bucket_plan(rows: SourceRows, column: str, edges: tuple[Fraction, ...]) -> QueryPlan:
     """Plan the counts of rows between edges."""
-    question = grid_question(rows, column, grid)
-    ((_, cell),) = question.keys
-    cells = tuple((edge - grid.lo) for edge in edges)
-    shifted = cell.child if isinstance(cell, expr.Rounded) else cell
-    bucket = expr.Bucket(shifted, cells)
-    keys = (("bin", bucket),)
-    return plan_cells(rows, column, replace(question, keys=keys))
+    question, value = rows.question(["COUNT(*) AS n"]), without_null(rows.expression(column), rows.scope)
+    return plan_cells(rows, column, replace(question, keys=(("bin", expr.Bucket(value, edges)),)))
 
 
 def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Histogram]:
