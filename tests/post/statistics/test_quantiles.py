@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
 
 from dither.errors import InvalidParameter, Unsupported
+from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import ScaledNoise
+from dither.post.query.bins import bins_for, make_bins
 from dither.post.session import Session
 from dither.post.statistics.consistency import Margin, agree
-from dither.post.statistics.grid import FittedTree, draw_noise, make_tree
-from dither.post.statistics.quantiles import public_edges, simultaneous_band, smooth
+from dither.post.statistics.grid import FittedTree, draw_noise, make_tree, simulate_errors
+from dither.post.statistics.quantiles import (
+    interval_share,
+    leaves_for,
+    level_intervals,
+    public_edges,
+    simultaneous_band,
+    smooth,
+)
 from dither.schema import Number
 
 SALARY = Number(Fraction(0), Fraction(300_000), Fraction(1))
@@ -47,6 +59,95 @@ def test_intervals_of_quantiles_cover(session: Session, truth: duckdb.DuckDBPyCo
     found = [session.quantiles("users", "salary", 0.5, epsilon=2).to_dicts()[0] for _ in range(60)]
     assert sum(each["salary_low"] <= row[0] <= each["salary_high"] for each in found) >= 42
     assert np.median([each["salary_high"] - each["salary_low"] for each in found]) < 150_000
+
+
+# --- intervals of many tables, with noise of the tree drawn here ---------------------------------------------------
+
+LEVELS = [0.1, 0.25, 0.5, 0.75, 0.9]
+ROWS, DRAWS = 20_000, 200
+
+
+def made_up(kind: str) -> np.ndarray:
+    random = np.random.default_rng(7)
+    match kind:
+        case "lognormal":
+            return np.rint(random.lognormal(10.5, 0.8, ROWS))
+        case "bimodal":
+            return np.where(random.random(ROWS) < 0.5, random.integers(1000, 1200, ROWS), 90_000)
+        case "discrete":
+            return random.choice([0, 1000, 5000, 20_000, 50_000], ROWS, p=[0.3, 0.3, 0.2, 0.1, 0.1])
+        case "signed":
+            return np.rint(random.normal(0, 3000, ROWS))
+        case _:
+            return 1_700_000_000 + random.integers(0, 30_000_000, ROWS)
+
+
+def intervals(kind: str, low: int, high: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return how often the intervals of each level contain the quantile, and their median half-widths in ranks."""
+    values, share = np.sort(np.clip(made_up(kind), low, high)), float(interval_share(ROWS))
+    tree = make_tree(Number(Fraction(low), Fraction(high), Fraction(1)), leaves_for(ROWS * share))
+    noise, random = ScaledNoise("laplace", len(tree.digits) / share), np.random.default_rng(11)
+    names = tuple(f"digit {depth}" for depth in range(len(tree.digits)))
+    exact = [np.diff(np.append(np.searchsorted(values, level.low_ends()), ROWS)) for level in tree.levels]
+    errors = simulate_errors(tree, (noise,) * len(exact))
+    true = values[[math.ceil(level * ROWS) - 1 for level in LEVELS]]
+    covered, halves = np.zeros(len(LEVELS)), []
+    for _ in range(draws):
+        margins = []
+        for depth, counts in enumerate(exact, 1):
+            padded = np.zeros(math.prod(tree.digits[:depth]))
+            padded[: len(counts)] = counts + draw_noise(noise, (len(counts),), random)
+            margins.append(Margin(names[:depth], padded.reshape(tree.digits[:depth]), noise.variance))
+        cells = agree(dict(zip(names, tree.digits, strict=True)), margins).cells.ravel()[: tree.grid.size]
+        settings: Any = SimpleNamespace(settings=SimpleNamespace(confidence=0.95))
+        lows, highs = level_intervals(FittedTree(tree, cells, errors, True), LEVELS, settings, False)
+        covered += (lows <= true) & (true <= highs)
+        halves.append((np.searchsorted(values, highs, "right") - np.searchsorted(values, lows)) / 2)
+    return covered, np.median(halves, axis=0)
+
+
+@pytest.mark.tier("test")
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [
+        ("lognormal", 0, 300_000),
+        ("lognormal", 0, 10_000_000),
+        ("bimodal", 0, 10_000_000),
+        ("discrete", 0, 10_000_000),
+        ("signed", -1_000_000, 1_000_000),
+        ("far", 1_600_000_000, 1_800_000_000),
+    ],
+)
+def test_intervals_cover_for_narrow_and_wide_ranges(kind: str, low: int, high: int) -> None:
+    """200 draws at 95%: each level covers in at least 172, or a false alarm of 1e-6."""
+    covered, _ = intervals(kind, low, high, DRAWS)
+    assert covered.min() >= 172
+
+
+def test_widening_a_declared_range_a_hundredfold_hardly_widens_an_interval() -> None:
+    _, honest = intervals("lognormal", 0, 300_000, 8)
+    _, wide = intervals("lognormal", 0, 30_000_000, 8)
+    assert np.all(wide <= 1.6 * honest + 20)
+    assert np.all(wide <= 300)
+
+
+def test_intervals_of_sql_cover_and_are_narrow_for_a_wide_range() -> None:
+    """200 draws at 95%: at least 172 cover, or a false alarm of 1e-6."""
+    values, random = np.sort(made_up("lognormal")), np.random.default_rng(3)
+    bins = make_bins(Number(Fraction(0), Fraction(10_000_000), Fraction(1)), bins_for(ROWS))
+    exact, noise = np.diff(np.append(np.searchsorted(values, bins.low), ROWS)), ScaledNoise("laplace", 1.0)
+    counts = exact + draw_noise(noise, (DRAWS, len(exact)), random)
+    for level in LEVELS:
+        found = estimate_quantile(counts, noise, bins, Fraction(str(level)), 0.95)
+        true = values[math.ceil(level * ROWS) - 1]
+        assert np.sum((found.low <= true) & (true <= found.high)) >= 172
+        assert np.median(found.high - found.low) < 0.06 * true
+
+
+def test_the_share_of_intervals_falls_with_the_rows() -> None:
+    shares = [interval_share(rows) for rows in (0, 2_000, 20_000, 100_000, 10_000_000)]
+    assert shares == sorted(shares, reverse=True) and shares[0] == Fraction(1, 2) and shares[-1] == Fraction(1, 40)
+    assert [leaves_for(rows) for rows in (100, 1_000, 5_000, 10_000)] == [256, 1024, 4096, 8000]
 
 
 @pytest.mark.tier("test")

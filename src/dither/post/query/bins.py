@@ -17,11 +17,10 @@ from dither.post.noise import Floats
 from dither.post.query.value_grid import ValueGrid, cell_key, make_equal_grid, make_grid
 from dither.schema import Moment, Number
 
-# A range of at most this many values has a bin for each of them; so many bins have those of a wider range, if groups
-# have few rows or their number is not known, and moments.
-FEWEST_BINS, MOMENT_BINS = 512, 256
+# A range of at most this many values has a bin for each of them. A wider one has at least so many bins.
+MAX_SINGLE_VALUE_BINS, FEWEST_BINS = 512, 256
 # Groups of at least so many rows have more bins: noise then hides about as many rows as a bin has.
-MORE_BINS = ((150_000, 4096), (15_000, 2048), (4_000, 1024))
+MORE_BINS = ((150_000, 4096), (15_000, 2048), (4_000, 1024), (2_500, 512))
 # Where a range depends on a bound still to be chosen, the width of a bin is its distance from zero divided by this.
 GROWING_FRACTION = 16
 
@@ -66,20 +65,19 @@ def bins_for(rows: float) -> int:
     """Return the most bins for groups of a number of rows.
 
     >>> bins_for(200), bins_for(100_000)
-    (512, 2048)
+    (256, 2048)
     """
     return next((bins for least, bins in MORE_BINS if rows >= least), FEWEST_BINS)
 
 
 def make_bins(domain: object, most: int) -> Bins:
     """Make a bin for each value of a small range, else at most so many bins, which are narrower near zero."""
-    return _grid_bins(make_grid(check_ranked(domain), most))
+    return _single_values(domain) or _grid_bins(make_grid(domain, most))
 
 
 def make_equal_bins(domain: object) -> Bins:
     """Make a bin for each value of a small range, else equal bins: for moments, whose zero means nothing."""
-    few = make_equal_grid(check_ranked(domain), FEWEST_BINS)
-    return _grid_bins(few if few.pieces[0].width == 1 else make_equal_grid(domain, MOMENT_BINS))
+    return _single_values(domain) or _grid_bins(make_equal_grid(domain, FEWEST_BINS))
 
 
 def make_growing_bins(domain: object) -> Bins:
@@ -91,6 +89,12 @@ def make_growing_bins(domain: object) -> Bins:
     low, high = (np.array([float(point * number.step) for point in points]) for points in (starts, stops))
     # A range of a single value has one bin, and an edge beyond it that no value reaches.
     return Bins(low, high, tuple(start * number.step for start in starts[1:] or [last + 1]))
+
+
+def _single_values(domain: object) -> Bins | None:
+    """Make a bin for each value of a range, if there are few."""
+    grid = make_equal_grid(check_ranked(domain), MAX_SINGLE_VALUE_BINS)
+    return _grid_bins(grid) if grid.pieces[0].width == 1 else None
 
 
 def _grid_bins(grid: ValueGrid) -> Bins:

@@ -82,7 +82,7 @@ def make_grid(domain: object, most: int) -> ValueGrid:
 
     So a range that is declared far too wide costs little: what lies near zero has narrow cells in any case.
     """
-    known = _declared(domain)
+    known = check_number(domain)
     first, last = bounds_of(known)
     equal = -(-(last - first + 1) // most)
     if equal == 1 or _count_cells(first, last, 1, WIDEST * equal) > most:
@@ -97,13 +97,13 @@ def make_grid(domain: object, most: int) -> ValueGrid:
 
 def make_equal_grid(domain: object, most: int) -> ValueGrid:
     """Divide a declared range into at most `most` equal cells."""
-    known = _declared(domain)
+    known = check_number(domain)
     first, last = bounds_of(known)
     width = -(-(last - first + 1) // most)
     return _grid(known, (Piece(first, width, -(-(last - first + 1) // width)),))
 
 
-def _declared(domain: object) -> Number:
+def check_number(domain: object) -> Number:
     """Return the domain of a number; refuse other columns."""
     if not isinstance(domain, Number):
         raise Unsupported("this needs a number with a declared range; count other columns with session.table")
