@@ -102,7 +102,7 @@ def _estimate_minimum(counts: Floats, noise: ScaledNoise, bins: Bins, confidence
 
 
 def _first_seen(counts: Floats, noise: ScaledNoise, chance: float) -> np.ndarray:
-    """Return the first bin that noise does not explain, with some of the bins before it; the last one if it explains all.
+    """Return the first bin that noise does not explain, with some of the bins before it; the last if it explains all.
 
     Noise alone lifts any of a row's windows of bins, of 1, 2, 4, ... bins each, above its level with at most `chance`.
     """
