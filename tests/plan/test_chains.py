@@ -186,6 +186,24 @@ def test_sql_that_is_written_twice_for_clipping_is_refused_before_it_is_charged(
     engine.close()
 
 
+def test_a_table_that_is_cleaned_anew_for_each_limit_is_measured_as_often(small: Path) -> None:
+    """A limit below a cap, and sizes of units, each write the SQL that cleans a capped table once more."""
+    engine = DuckDBEngine(described(small, 300))
+    ctx = replace(engine.ctx, scan_nodes=scan_sizes(engine.ctx) | {"visits": 40_000})
+    limits = [r.LimitRowsPerUnit(VISITS, "user", 200 + number) for number in range(6)]
+    many: r.Relation = limits[0]
+    sized: r.Relation = PEOPLE
+    for number, each in enumerate(limits[1:]):
+        many = r.Union(many, each)
+        size = r.GroupBy(VISITS, (), (r.GroupAggregate(f"n{number}", "count"),), "user")
+        sized = r.UnitJoin(sized, size, "user")
+    check_compilable(ctx, m.Count(limits[0]))
+    for rows in (many, sized):
+        with pytest.raises(Unsupported, match="too large"):
+            check_compilable(ctx, m.Count(rows))
+    engine.close()
+
+
 def test_a_choice_of_rows_is_made_once_beside_a_snapshot_that_is_read_twice(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
