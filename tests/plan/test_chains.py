@@ -126,6 +126,35 @@ def test_rows_that_a_join_multiplies_are_clipped_and_those_without_a_partner_kep
     engine.close()
 
 
+def test_rows_that_a_join_repeats_are_counted_as_often_from_stored_sizes(small: Path) -> None:
+    """Each link is there twice: six rows are twelve, two are four, and one is two."""
+    dataset = described(small)
+    plain = DuckDBEngine(dataset)
+    prepare(dataset)
+    ready = open_engine(dataset)
+    for engine in (plain, ready):
+        counted = engine.vector(m.contributions(LISTED, "user", (Fraction(3), Fraction(5), Fraction(13))))
+        assert counted.tolist() == [1, 1, 1, 0]
+        engine.close()
+
+
+def test_rows_without_a_key_are_limited_like_those_of_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NULL is a group of a unit; where each limit counts as large, its rows are cut by a join on the group's key."""
+    monkeypatch.setattr(Dialect, "many_rows", 0)
+    missing = pa.array([None] * 5, pa.int64())
+    pq.write_table(pa.table({"uid": [0] * 5, "v": missing}), tmp_path / "visits.parquet")
+    value = Number(Fraction(0), Fraction(10), nullable=True)
+    columns = {"uid": Column("uid", Identifier("integer")), "v": Column("v", value)}
+    table = Table("visits", True, columns, Source("parquet", {"path": str(tmp_path / "visits.parquet")}))
+    user = Unit("user", "user", {"visits": "uid"})
+    engine = DuckDBEngine(Dataset("d", "d", "1", {"visits": table}, {"user": user}, ()))
+    limited = r.LimitGroupsPerUnit(VISITS, "user", (x.ColumnRef("v"),), 1, 2)
+    assert engine.vector(m.Count(limited)).tolist() == [2]
+    engine.close()
+
+
 def test_corrections_of_heavy_units_are_counted_once(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corrected = []
     for many_rows in (0, 1 << 40):
