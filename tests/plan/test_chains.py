@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -61,14 +62,24 @@ def write_visits(folder: Path, first: int) -> None:
     write(folder / "visits.parquet", uid=people, url=links, v=[1] * len(people))
 
 
-def test_a_public_file_that_has_changed_since_it_was_counted_breaks_no_bound(tmp_path: Path) -> None:
-    """Each link is there once when it is counted, and 100 times later; nobody's 200 rows may count as few then."""
+def test_a_public_file_that_has_changed_since_it_was_counted_breaks_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each link is there once when it is counted, and 100 times later; nobody's 200 rows may count as few then.
+
+    The join itself leaves out links that got more rows; clipping must not rely on that.
+    """
+    monkeypatch.setattr(r.PublicJoin, "_counted_rows", lambda join, statement: statement.table(join.public))
     write(tmp_path / "links.parquet", link=list(range(10)))
     write(tmp_path / "people.parquet", id=[0, 1], home=[3, 4])
     write_visits(tmp_path, 0)
     engine = DuckDBEngine(described(tmp_path, 500))
     home = r.PublicJoin(r.Project(PEOPLE, (("home", x.ColumnRef("home")),)), LINKS, (("home", "link"),))
-    clipped = [m.ClippedSums(child, "user", ONE, 200, "l1") for child in (LISTED, r.UnitJoin(VISITS, home, "user"))]
+    # A computed column has no name in its table, which is no unique key either.
+    computed = r.Project(LINKS, (("link", x.ColumnRef("link")), ("one", x.LiteralValue(1))))
+    by_two = r.PublicJoin(VISITS, computed, (("v", "one"), ("url", "link")))
+    joined = (LISTED, by_two, r.UnitJoin(VISITS, home, "user"))
+    clipped = [m.ClippedSums(child, "user", ONE, 200, "l1") for child in joined]
     sizes = m.contributions(r.UnitJoin(VISITS, home, "user"), "user", (Fraction(2), Fraction(300)))
     write(tmp_path / "links.parquet", link=100 * list(range(10)))
     found = []
@@ -79,6 +90,23 @@ def test_a_public_file_that_has_changed_since_it_was_counted_breaks_no_bound(tmp
     *sums, counted = zip(*found, strict=True)
     assert all(abs(int(one[0]) - int(other[0])) <= 200 for one, other in sums)
     assert abs(counted[0] - counted[1]).sum() <= 1 and counted[0].sum() == 2
+
+
+def test_a_public_file_that_has_changed_multiplies_nobodys_rows(tmp_path: Path) -> None:
+    """Each link is there once when it is counted, and some 100 times later: one row would then move a count by 100."""
+    write(tmp_path / "links.parquet", link=list(range(10)))
+    write(tmp_path / "people.parquet", id=[0, 1], home=[3, 4])
+    write_visits(tmp_path, 0)
+    engine = DuckDBEngine(described(tmp_path))
+    one_row = r.LimitRowsPerUnit(VISITS, "user", 1)
+    measure = m.Count(r.PublicJoin(one_row, LINKS, (("url", "link"),)))
+    write(tmp_path / "links.parquet", link=100 * list(range(10)))
+    found = []
+    for first in (0, 200):
+        write_visits(tmp_path, first)
+        found.append(int(engine.vector(measure)[0]))
+    engine.close()
+    assert abs(found[0] - found[1]) <= measure.sensitivity(engine.ctx, "user").l1
 
 
 @pytest.fixture
@@ -100,6 +128,35 @@ def test_rows_that_a_join_multiplies_are_clipped_and_those_without_a_partner_kep
     assert engine.vector(m.ClippedSums(LISTED, "user", ONE, 5, "l1")).tolist() == [11]
     outer = r.UnitJoin(VISITS, PEOPLE, "user", "left")
     assert engine.vector(m.contributions(outer, "user", (Fraction(2), Fraction(4)))).tolist() == [1, 1, 1]
+    engine.close()
+
+
+def test_rows_that_a_join_repeats_are_counted_as_often_from_stored_sizes(small: Path) -> None:
+    """Each link is there twice: six rows are twelve, two are four, and one is two."""
+    dataset = described(small)
+    plain = DuckDBEngine(dataset)
+    prepare(dataset)
+    ready = open_engine(dataset)
+    for engine in (plain, ready):
+        counted = engine.vector(m.contributions(LISTED, "user", (Fraction(3), Fraction(5), Fraction(13))))
+        assert counted.tolist() == [1, 1, 1, 0]
+        engine.close()
+
+
+def test_rows_without_a_key_are_limited_like_those_of_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NULL is a group of a unit; where each limit counts as large, its rows are cut by a join on the group's key."""
+    monkeypatch.setattr(Dialect, "many_rows", 0)
+    missing = pa.array([None] * 5, pa.int64())
+    pq.write_table(pa.table({"uid": [0] * 5, "v": missing}), tmp_path / "visits.parquet")
+    value = Number(Fraction(0), Fraction(10), nullable=True)
+    columns = {"uid": Column("uid", Identifier("integer")), "v": Column("v", value)}
+    table = Table("visits", True, columns, Source("parquet", {"path": str(tmp_path / "visits.parquet")}))
+    user = Unit("user", "user", {"visits": "uid"})
+    engine = DuckDBEngine(Dataset("d", "d", "1", {"visits": table}, {"user": user}, ()))
+    limited = r.LimitGroupsPerUnit(VISITS, "user", (x.ColumnRef("v"),), 1, 2)
+    assert engine.vector(m.Count(limited)).tolist() == [2]
     engine.close()
 
 
@@ -163,6 +220,24 @@ def test_sql_that_is_written_twice_for_clipping_is_refused_before_it_is_charged(
     engine.close()
 
 
+def test_a_table_that_is_cleaned_anew_for_each_limit_is_measured_as_often(small: Path) -> None:
+    """A limit below a cap, and sizes of units, each write the SQL that cleans a capped table once more."""
+    engine = DuckDBEngine(described(small, 300))
+    ctx = replace(engine.ctx, scan_nodes=scan_sizes(engine.ctx) | {"visits": 40_000})
+    limits = [r.LimitRowsPerUnit(VISITS, "user", 200 + number) for number in range(6)]
+    many: r.Relation = limits[0]
+    sized: r.Relation = PEOPLE
+    for number, each in enumerate(limits[1:]):
+        many = r.Union(many, each)
+        size = r.GroupBy(VISITS, (), (r.GroupAggregate(f"n{number}", "count"),), "user")
+        sized = r.UnitJoin(sized, size, "user")
+    check_compilable(ctx, m.Count(limits[0]))
+    for rows in (many, sized):
+        with pytest.raises(Unsupported, match="too large"):
+            check_compilable(ctx, m.Count(rows))
+    engine.close()
+
+
 def test_a_choice_of_rows_is_made_once_beside_a_snapshot_that_is_read_twice(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,4 +254,58 @@ def test_a_choice_of_rows_is_made_once_beside_a_snapshot_that_is_read_twice(
         for side in (at_home, renamed)
     ]
     assert kept[1] == kept[0] + 2  # the rows among which it chooses, and those that it chose
+    engine.close()
+
+
+def test_a_missing_value_hides_no_other_value_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that has one value but not the other adds to what its unit contributes: 5 x 10 are clipped to 20."""
+    monkeypatch.setattr(Dialect, "many_rows", 0)
+    empty = pa.array([None] * 5, pa.int64())
+    pq.write_table(pa.table({"uid": [0] * 5, "v": [10] * 5, "w": empty}), tmp_path / "visits.parquet")
+    value = Number(Fraction(0), Fraction(10), nullable=True)
+    columns = {name: Column(name, value) for name in ("v", "w")} | {"uid": Column("uid", Identifier("integer"))}
+    table = Table("visits", True, columns, Source("parquet", {"path": str(tmp_path / "visits.parquet")}))
+    engine = DuckDBEngine(
+        Dataset("d", "d", "1", {"visits": table}, {"user": Unit("user", "user", {"visits": "uid"})}, ())
+    )
+    measure = m.ClippedSums(VISITS, "user", (x.ColumnRef("v"), x.ColumnRef("w")), 20, "l1")
+    assert engine.vector(measure).tolist() == [20, 0]
+    engine.close()
+
+
+def readings(text: str, file: str) -> int:
+    """Count how often a statement may read a file: a subquery that is not kept is computed for each of its uses."""
+    _, *parts = re.split(r"\b(t\d+) AS (MATERIALIZED |NOT MATERIALIZED |)\(", text)
+    found: dict[str, int] = {}
+    kept = 0
+    for name, how, part in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        times = part.count(file) + sum(found.get(used, 0) for used in re.findall(r"(?:FROM|JOIN) (t\d+)\b", part))
+        is_kept = how == "MATERIALIZED "
+        kept, found[name] = kept + times * is_kept, times * (not is_kept)
+    return kept + found[name]  # the last part holds the main query, which adds to what that part itself reads
+
+
+CLIPPED = m.ClippedSums(VISITS, "user", (x.ColumnRef("v"),), 50, "l1")
+
+
+@pytest.mark.parametrize(
+    ("measure", "many_rows"),
+    [
+        (CLIPPED, 0),
+        (CLIPPED, 1 << 40),
+        (m.ClippedSums(VISITS, "user", ONE, 50, "l1"), 0),
+        (m.ClippedSums(r.UnitJoin(VISITS, PEOPLE, "user"), "user", ONE, 50, "l1"), 0),
+        (m.Sum(r.LimitRowsPerUnit(VISITS, "user", 50), x.ColumnRef("v")), 0),
+        (m.contributions(LISTED, "user", (Fraction(2), Fraction(50))), 0),
+    ],
+)
+@pytest.mark.parametrize("cap", [None, 4])
+def test_a_statement_reads_a_file_once(
+    cap: int | None, measure: m.Measure, many_rows: int, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read twice, a file might have changed in between: rows that are added would not be those that are clipped."""
+    monkeypatch.setattr(Dialect, "many_rows", many_rows)
+    unique = {"people": "id", "links": "link"}
+    engine = DuckDBEngine(described(small, cap, unique))
+    assert readings(engine.sql(measure), "visits.parquet") == 1
     engine.close()

@@ -6,14 +6,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import dither
 from dither.plan.expressions import Arithmetic, ColumnRef, LiteralValue
-from dither.plan.measures import SumVector
+from dither.plan.measures import Count, GroupKey, SumVector
 from dither.plan.relations import Project, Scan
 from dither.post.question_text import question_text
 from dither.privacy.codec import encode
-from dither.privacy.protocol import Calibrate, Measurement, Request
+from dither.privacy.protocol import Calibrate, HistoryEntry, Measurement, Request
+from dither.views.text import history_grid
 
 DESCRIPTION = """
 version: 1
@@ -62,3 +64,15 @@ def test_columns_that_are_made_of_columns_again_and_again_are_named_at_once() ->
     measure = SumVector(rows, (ColumnRef("c29"), LiteralValue(1)))
     part = Measurement(measure, Calibrate("discrete_laplace", dither.loss.Pure(Fraction(1))))
     assert question_text(encode(Request("shop", (part,))).decode()) == "counts, sums of age in people"
+
+
+@pytest.mark.parametrize("name", ["[/x]", "[red]a", "\x1b[2J", "a\nb", "\u202eexe.a"])
+def test_names_that_an_analyst_chose_neither_break_a_history_nor_steer_a_terminal(name: str) -> None:
+    measure = Count(Scan("people"), (GroupKey(name, ColumnRef("sex")),))
+    part = Measurement(measure, Calibrate("discrete_laplace", dither.loss.Pure(Fraction(1))))
+    request = encode(Request("shop", (part,))).decode()
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as shown:
+        console.print(history_grid([HistoryEntry(1, "now", "ann", "d", (), True, request)]))
+    assert question_text(request).isprintable()
+    assert question_text(request) in shown.get()

@@ -39,6 +39,8 @@ def question_text(request: str) -> str:
     keys = join_names(dict.fromkeys(key.name for measure in measures for key in getattr(measure, "keys", ())))
     some = ", some rows" if any(isinstance(node, Filter) for node in nodes) else ""
     text = f"{what} in {tables}" + (f" by {keys}" if keys else "") + some
+    # An analyst names the keys, and others read them on their terminals.
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 

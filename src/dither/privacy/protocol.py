@@ -316,7 +316,8 @@ class Balance:
 class HistoryEntry:
     """One charge in an account's history; `answered` is false if the charge has no recorded answer.
 
-    `sequence` counts, from 1, the charges of the dataset that the account may see. `request` is the recorded question.
+    `sequence` counts, from 1, the charges of the dataset that the account may see. `request` is the recorded question,
+    or "" if that is long.
     """
 
     sequence: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
 from sqlglot import exp
@@ -34,10 +35,13 @@ def check_compilable(ctx: Context, measure: Measure) -> None:
     sources = {name: typical_source(ctx.table(name), is_prepared=measured) for name in tables}
     counted = frozenset(columns_read(measure))
     statement = SqlStatement(ctx, sources, counted_columns=counted, keeps_order=needs_order(measure))
-    measure.vector_query(statement)
+    query = measure.vector_query(statement)
+    # A capped table is cleaned anew for each limit below its cap, and for its units' sizes.
+    froms = [part.this.args["from_"].this for part in query.select.ctes if "from_" in part.this.args]
+    read = Counter(table.name for table in froms if isinstance(table, exp.Table) and table.this.quoted)
+    nodes = sum(read[name] * ctx.scan_nodes[name] for name in tables) if measured else 0
     # Where ranks are stored, the rows of heavy units are selected by the same SQL once more.
-    clips = any(isinstance(node, ClippedSums) for node in walk(measure))
-    nodes = (1 + clips) * statement.size.nodes + (sum(ctx.scan_nodes[name] for name in tables) if measured else 0)
+    nodes += statement.size.nodes * (1 + any(isinstance(node, ClippedSums) for node in walk(measure)))
     most = max(MAX_COLUMNS, *(len(table.columns) + 64 for table in ctx.dataset.tables.values()))
     if nodes > MAX_SQL_NODES or statement.size.depth > MAX_DEPTH or statement.size.columns > most:
         raise Unsupported("the plan's SQL would be too large, too deep or too wide for a database; split the query")

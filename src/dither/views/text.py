@@ -84,7 +84,7 @@ def history_grid(entries: Iterable[HistoryEntry]) -> Grid:
         losses = "; ".join(f"{part.unit}: {loss_text([part.loss])}" for part in entry.losses)
         question = question_text(entry.request) or entry.digest[:12]
         row = (str(entry.sequence), entry.time, entry.account, question, losses)
-        grid.add_row(*row, "yes" if entry.answered else "no")
+        grid.add_row(*map(Text, row), "yes" if entry.answered else "no")  # brackets in a question are no markup
     return grid
 
 

@@ -117,6 +117,13 @@ def test_registering_again_changes_nothing(ledger: Ledger) -> None:
     assert ledger.head == before
 
 
+def test_a_page_of_a_history_has_no_request_of_megabytes(ledger: Ledger) -> None:
+    """Anyone who asks may fill a page with 2000 of them, which everyone's quotes would then read."""
+    for number, length in enumerate((100, 3_000_000)):
+        pay(ledger, replace(charge_for(number, "1/100"), request="x" * length))
+    assert [entry.request for entry in ledger.history("shop", "ann")] == ["x" * 100, ""]
+
+
 def test_history_and_rows_come_in_pages(ledger: Ledger) -> None:
     for number in range(8):
         pay(ledger, charge_for(number, "1/100"))

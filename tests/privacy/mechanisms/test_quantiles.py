@@ -95,3 +95,29 @@ def test_noisy_maxima_take_a_million_points() -> None:
     places = made.release(np.full(1 << 20, 100, np.int64), SystemBits())
     assert np.abs(places - np.array([1, 2, 3]) * (1 << 18)).max() < 5  # a point away is 100 scales away
     made.check_length(1 << 20)
+
+
+def test_no_score_of_the_largest_counts_overflows() -> None:
+    """Scores are doubled for half rows: what fits without them would wrap around, and keep to no sensitivity."""
+    seen: list[list[int]] = []
+
+    def select(errors: np.ndarray, rate: Fraction) -> int:
+        seen.append(errors.tolist())
+        return 0
+
+    large, whole = 1 << 62, 10_000
+    most = quantiles.HALF_INT64 // (4 * 3 * whole)
+    for counts in ([large] * 3, [large, 0, 0], [0, 0, large], [-large, large, -large]):
+        made = mechanisms.NoisyMaxQuantiles((Fraction(whole - 1, whole),), 1)
+        quantiles.release_points(made, np.array(counts, np.int64), select)
+        held = [max(-most, min(most, count)) for count in counts]
+        assert seen[-1] == [exact_error(held, point, whole - 1, 1) for point in range(3)]
+
+
+def exact_error(counts: list[int], point: int, below: int, above: int) -> int:
+    """Compute the score of a point in integers of any size."""
+    less, here, more = sum(counts[:point]), counts[point], sum(counts[point + 1 :])
+    half = max(0, min(1, here))
+    too_high = above * (2 * less + half) - below * (2 * (here + more) - half)
+    too_low = below * (2 * more + half) - above * (2 * (less + here) - half)
+    return max(0, too_high, too_low)

@@ -16,9 +16,9 @@ from dither.plan.relations.core import Relation, require_unit
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project, check_distinct_names
 from dither.plan.relations.scan import Scan
-from dither.plan.sql.builders import Sql, add, literal
+from dither.plan.sql.builders import Sql, add, binary, count_star, is_null, literal, or_, select
 from dither.plan.sql.scope import Scope
-from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, with_alias
+from dither.plan.sql.statement import SqlStatement, all_equal, column_ref, join_select, subquery, with_alias
 from dither.plan.stability import RowLimit, Stability, add_up, check_limit, known_limit, multiply, smallest
 from dither.schema import Domain, Number, Table
 
@@ -72,9 +72,13 @@ class PublicJoin(Relation):
 
     def multiplicity(self, ctx: Context) -> int:
         """Return the most public rows that can match one private row."""
+        return self._narrowest_key(ctx)[0]
+
+    def _narrowest_key(self, ctx: Context) -> tuple[int, str]:
+        """Return the joined public column with the fewest rows of one value, after their number."""
         table, names = self.source(ctx)
-        counts = [ctx.multiplicity(table, names[column]) for _, column in self.on if column in names]
-        known = [count for count in counts if count is not None]
+        counts = [(ctx.multiplicity(table, names[column]), column) for _, column in self.on if column in names]
+        known = [(count, column) for count, column in counts if count is not None]
         if not known:
             raise Unbounded(f"the rows per key of {table.name} are not known; join it by its unique column")
         return min(known)
@@ -95,7 +99,7 @@ class PublicJoin(Relation):
 
     def select(self, statement: SqlStatement) -> exp.Select:
         tracked = statement.tracked_units(self)
-        private, public = statement.table(self.child), statement.table(self.public)
+        private, public = statement.table(self.child), self._counted_rows(statement)
         columns = join_columns(statement, self.child, self.public)
         hidden = [with_alias(column_ref(c, "l"), c) for unit in tracked for c in statement.unit_columns(unit)]
         hidden += join_hidden_columns(statement, seed=21, left=self.how != "right", right=self.how != "left")
@@ -103,6 +107,19 @@ class PublicJoin(Relation):
         sides = (private, "l"), (public, "r")
         first, second = reversed(sides) if self.how == "right" else sides
         return join_select([*columns, *hidden], first, second, matched, "inner" if self.how == "inner" else "left")
+
+    def _counted_rows(self, statement: SqlStatement) -> exp.Table:
+        """Return the public rows, without those of keys that got more rows since they were counted."""
+        rows, (most, column) = statement.table(self.public), self._narrowest_key(statement.ctx)
+        table, names = self.source(statement.ctx)
+        is_enforced = names[column] == table.unique and statement.ctx.enforces_unique_key(table)
+        if is_enforced or statement.sources[table.name].is_prepared:
+            return rows
+        key = statement.scope(self.public).names[column]
+        window = exp.Window(this=count_star(), partition_by=[key.copy(), *map(column_ref, statement.trial_columns())])
+        counted = select(exp.Star(), with_alias(window, "m")).from_(rows.copy(), copy=False)
+        kept = or_([binary(exp.LTE, column_ref("m"), literal(most)), is_null(key.copy())])
+        return statement.add_subquery(select(exp.Star()).from_(subquery(counted), copy=False).where(kept, copy=False))
 
 
 def check_join_columns(left: dict[str, Domain], right: dict[str, Domain], on: tuple[tuple[str, str], ...]) -> None:

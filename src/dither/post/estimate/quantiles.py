@@ -13,6 +13,8 @@ from dither.post.query.bins import Bins, QuantileLevel
 
 # Sums of fewer Laplace noises than this have heavier tails than a normal approximation allows.
 FEW_TERMS = 10
+# The chance that noise alone decides a minimum or maximum. A smaller one misses more of the outermost rows.
+LIKELY_CHANCE = 0.1
 
 
 def estimate_quantile(
@@ -91,15 +93,41 @@ def _first_and_last(possible: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _estimate_minimum(counts: Floats, noise: ScaledNoise, bins: Bins, confidence: float) -> Banded:
     """Estimate the smallest value; a single row decides it, so the band ends at the first bin that surely has rows."""
-    size = counts.shape[1]
-    cumulative = np.cumsum(counts, axis=1)
-    terms = np.arange(1, size + 1)
+    terms = np.arange(1, counts.shape[1] + 1)
     width = noise.std * np.sqrt(terms) * interval_factor(terms, noise, confidence)
-    low = _first_true(cumulative + width >= 1 - 1e-9)
-    high = _first_true(cumulative - width >= 1 - 1e-9)
-    # The estimate is the first bin up to which the counts exceed their noise clearly, by 1.4 standard deviations.
-    likely = np.clip(_first_true(cumulative - 1.4 * noise.std * np.sqrt(terms) >= 0.5), low, high)
+    low = _first_true(np.cumsum(counts, axis=1) + width >= 1 - 1e-9)
+    high = _first_seen(counts, noise, (1 - confidence) / 2)
+    likely = np.clip(_first_seen(counts, noise, LIKELY_CHANCE), low, high)
     return Banded(bins.low[likely], bins.low[low], bins.high[high], confidence)
+
+
+def _first_seen(counts: Floats, noise: ScaledNoise, chance: float) -> np.ndarray:
+    """Return the first bin that noise does not explain, with some of the bins before it; the last if it explains all.
+
+    Noise alone lifts any of a row's windows of bins, of 1, 2, 4, ... bins each, above its level with at most `chance`.
+    """
+    size = counts.shape[1]
+    lengths = [1 << place for place in range(size.bit_length())]
+    cumulative = np.concatenate([np.zeros((len(counts), 1)), np.cumsum(counts, axis=1)], axis=1)
+    seen = np.zeros(counts.shape, bool)
+    for length in lengths:
+        level = highest_sum(length, noise, chance / (size * len(lengths)))
+        seen[:, length - 1 :] |= cumulative[:, length:] - cumulative[:, :-length] > level + 1e-9
+    return _first_true(seen)
+
+
+def highest_sum(terms: int, noise: ScaledNoise, chance: float) -> float:
+    """Return what the sum of some noises exceeds with at most `chance`: for Laplace noise, by its Chernoff bound.
+
+    >>> round(highest_sum(1, ScaledNoise("gaussian", 1.0), 0.025), 2)
+    1.96
+    """
+    if noise.kind == "gaussian":
+        return float(1.01 * noise.std * math.sqrt(terms) * special.ndtri(1 - chance))
+    if terms == 1:
+        return -noise.spread * noise.step * math.log(2 * chance)
+    rates = np.linspace(0.01, 0.999, 400)
+    return float(noise.spread * noise.step * ((-terms * np.log1p(-(rates**2)) - math.log(chance)) / rates).min())
 
 
 def _first_true(condition: np.ndarray) -> np.ndarray:

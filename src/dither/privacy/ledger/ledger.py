@@ -27,6 +27,7 @@ from dither.privacy.protocol import LAST_PAGE, Balance, HistoryEntry, LedgerHead
 from dither.schema import Dataset
 
 _MINT = object()
+LONGEST_SHOWN = 1 << 14  # of a request in a history, of which a page has up to 2000
 
 
 class Receipt:
@@ -328,8 +329,8 @@ def _to_balance(total: BudgetBalance, spent: tuple[int, ...]) -> Balance:
 def _to_history_entry(number: int, row: Row, answered: bool) -> HistoryEntry:
     """Convert a charge row to the history entry that the protocol reports."""
     body = json.loads(row.body)
-    losses = _decode_losses(body)
-    return HistoryEntry(number, row.time, body["account"], body["digest"], losses, answered, body["request"])
+    losses, request = _decode_losses(body), body["request"] if len(body["request"]) <= LONGEST_SHOWN else ""
+    return HistoryEntry(number, row.time, body["account"], body["digest"], losses, answered, request)
 
 
 def _decode_losses(body: Mapping[str, Any]) -> tuple[UnitLoss, ...]:
