@@ -221,6 +221,24 @@ def test_a_second_draw_adds_up_steps_of_the_same_size(world: World) -> None:
     assert steps[0] == steps[1]
 
 
+def test_a_range_so_wide_that_squares_are_rounded_widens_the_interval(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The named bug: squares rounded to 0, and an interval as if they were exact."""
+    with_steps = DESCRIPTION.replace("max: {most}}}", "max: 1000000000}}", 1)
+    folder = tmp_path_factory.mktemp("rounded")
+    path = described(folder, WIDE)
+    path.write_text(with_steps.format(most=WIDE))
+    table = people() | {"income": np.random.default_rng(4).integers(0, 50, PEOPLE)}
+    pq.write_table(pa.table(table), folder / "people.parquet")
+    engine = open_engine(load(path))
+    dataset = with_public_facts(engine.ctx.dataset, False, {"people": PEOPLE, "visits": 50, "": PEOPLE})
+    session = Session.from_kernel(BareKernel(Context(dataset, engine.ctx.facts), engine.vector), "analyst")
+    low, high = session.sql("SELECT STDDEV(income) AS s FROM people", epsilon=1000)["s"].interval
+    assert low <= table["income"].std(ddof=1) <= high < 100_000
+    engine.close()
+
+
 # --- when ----------------------------------------------------------------------------------------------------------
 
 

@@ -296,7 +296,9 @@ class Planner(SpanBounds):
                 continue
             tag, size = term.span.half.tag, None if term.size is None else first + term.size
             per_step = term.span.per_step
-            refs[index] = self.cell_ref(question, scope, term, len(builder.measures), 0, 1, tag, per_step, size)
+            ref = self.cell_ref(question, scope, term, len(builder.measures), 0, 1, tag, per_step, size)
+            by_row = replace(ref, rounding_error=0.0, row_rounding=float(term.rounding))
+            refs[index] = ref if size is None else by_row
             found = self.span_searches(question, keys, term, refs[index].signed, shares)
             searches[term.span] = [replace(search, weight=scale * search.weight) for search in found]
             limit = EstimatedLimit(tag, LARGEST_CLIP)

@@ -46,7 +46,8 @@ class CellRef:
     that is not the measure's step. Rounding of rows may have moved the column by `rounding_error`. A row adds about
     `typical_per_row`, if values are spread evenly over their range. The exact value is at most `most`, if known.
     `size_index` is the index of the column that counts the rows of this one, if there is one. If it `counts_rows`, the
-    column is the number of all rows of a group.
+    column is the number of all rows of a group. Noise may not hide that each row that `size_index` counts was rounded,
+    by at most `row_rounding`.
     """
 
     measure_index: int
@@ -60,6 +61,7 @@ class CellRef:
     most: int | None = None
     size_index: int | None = None
     counts_rows: bool = False
+    row_rounding: float = 0.0
 
 
 @dataclass(frozen=True)
