@@ -32,9 +32,13 @@ class FixedValue:
 
 @dataclass(frozen=True)
 class ChosenValue:
-    """A number that the kernel chooses privately; it becomes a `FixedValue` once it is known."""
+    """A number that the kernel chooses privately; it becomes a `FixedValue` once it is known.
+
+    With `half`, it is the middle of a span of this half length: around the value, and moved into the value's range.
+    """
 
     value: EstimatedValue
+    half: EstimatedValue | None = None
 
 
 @dataclass(frozen=True)

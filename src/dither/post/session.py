@@ -279,8 +279,9 @@ class Session(Statistics):
         if resolved.max_error is not None:
             return self._solve_epsilon(questions, resolved, confidence)
         spend = parse_spend(resolved.epsilon, resolved.rho)
-        planner = planner_for(self.context, resolved, spend.gaussian)
-        plans = tuple(planner.plan(part) for question in questions for part in questions_of(question))
+        parts = [part for question in questions for part in questions_of(question)]
+        planner = planner_for(self.context, resolved, spend.gaussian, Spend(spend.share(Fraction(1, len(parts)))))
+        plans = tuple(map(planner.plan, parts))
         size, asked = resolved.assumed_group_size, tuple(questions)
         planned = _PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
         return self._with_profile(planned)
@@ -445,7 +446,7 @@ class Session(Statistics):
         delta = rational(resolved.delta or 0, "delta")
         shares = planner_for(self.context, resolved, spend.gaussian).selection_shares(question)
         selection, rest = key_selection(self.context, shares, spend, delta)
-        plan = planner_for(self.context, resolved, rest.gaussian).plan(question, select_keys=True)
+        plan = planner_for(self.context, resolved, rest.gaussian, rest).plan(question, select_keys=True)
         planned = _PlannedQueries((plan,), rest, float(resolved.confidence), resolved.assumed_group_size)
         total = Approximate(spend.amount, delta) if isinstance(spend.loss, Pure) else ZCDP(spend.amount, delta)
         return replace(planned, repeat=resolved.repeat, questions=(question,), selection=selection, total=total)
@@ -515,11 +516,10 @@ def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "q
     return resolve_options(options, place, written[0])
 
 
-def planner_for(context: Context, resolved: ResolvedOptions, gaussian: bool) -> Planner:
-    """Return the planner for a query's options."""
-    return Planner(
-        context, parse_contribution_bound(resolved.max_contributions), gaussian, resolved.optimize_for
-    )  # fmt: skip
+def planner_for(context: Context, resolved: ResolvedOptions, gaussian: bool, spend: Spend | None = None) -> Planner:
+    """Return the planner for a query's options, of which each question may `spend` so much, if that is known."""
+    bound = parse_contribution_bound(resolved.max_contributions)
+    return Planner(context, bound, gaussian, resolved.optimize_for, spend)
 
 
 def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answer]:

@@ -84,6 +84,8 @@ class EstimatedBound:
         chance, each being in one cell with the probability `share`. Noise makes some shares negative: their estimates
         are, too, so that those of all cells add up to what is missing in all.
         """
+        if self.clips_nothing:
+            return (np.zeros_like(share),) * 3
         part, share = share, np.abs(share)
         tail = (1 - confidence) / 2
         if self.signed:

@@ -51,6 +51,7 @@ from dither.privacy.protocol import Measurement
 
 DEFAULT_GROUP_SIZE = 1000.0
 AT_BOUNDS, IF_SPREAD = "at the bounds assumed", "if values are spread evenly over their range"
+WHOLE_RANGE = "at most, as with the whole declared range"
 STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
 UNKNOWN = "unknown until asked"
 # These pass on the errors of their arguments, or smaller ones.
@@ -115,10 +116,12 @@ def expected_errors(
     rows: float | None,
     assumed: Collection[int] = (),
     bounds: Mapping[str, EstimatedBound] = MappingProxyType({}),
+    whole: Collection[int] = (),
 ) -> tuple[Expected, ...]:
     """Compute the expected error of each noisy column of the answer.
 
     Bounds of `assumed` parts are not known yet; for those in `bounds`, by tag, errors include what clipping removes.
+    Of `whole` parts it is known that no bound needs more noise than the one assumed.
     """
     size = default_group_size(context, plan, parts) if rows is None else float(rows)
     columns: Sequence[NoisyColumn] = [
@@ -144,14 +147,20 @@ def expected_errors(
             # Both ends may be infinite: then nothing is known about the column.
             width = float(np.max(np.nan_to_num(result.high - result.low, nan=np.inf, posinf=np.inf))) / 2
         known = all(read[index] not in assumed for index in cells_of(output.node))
+        at_most = any(read[index] in whole for index in cells_of(output.node))
         std_error, unit, precision = float(np.max(result.std_error)), "", precision_of(plan, output.node)
         if precision is not None:
             unit, length = distance_unit(precision)
             std_error, width = std_error / length, width / length
         evenly = not _is_bounded_by_noise(output.node, sources)
-        given = ", ".join(text for text, wanted in ((AT_BOUNDS, not known), (IF_SPREAD, evenly)) if wanted)
+        reasons = ((AT_BOUNDS, not known), (WHOLE_RANGE, known and at_most), (IF_SPREAD, evenly))
+        given = ", ".join(text for text, wanted in reasons if wanted)
         rows_assumed = size if depends else None
-        errors.append(Expected(output.name, std_error, width, depends, rows_assumed, known and not evenly, unit, given))
+        errors.append(
+            Expected(
+                output.name, std_error, width, depends, rows_assumed, known and not at_most and not evenly, unit, given
+            )
+        )
     return tuple(errors)
 
 

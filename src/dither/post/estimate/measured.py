@@ -86,17 +86,20 @@ def _noisy_column(
     if bound is None:
         most = math.inf if source.most is None else source.most
         return Measured(values, noise, rounding=source.rounding_error, most=most, least=least)
-    per_step = float(source.quantity_per_step or step)
+    per_step, rounded = float(source.quantity_per_step or step), np.zeros(1)
     sizes = sources[source.size_index] if source.size_index is not None else None
     if isinstance(sizes, CellRef):
         rows = np.array(released[sizes.measure_index].values, float).reshape(
             -1, len(released[sizes.measure_index].steps)
         )
         share = cell_shares(rows[:, sizes.value_index], rows[:, sizes.value_index].sum(), 1.0)
+        rounded = source.row_rounding * np.maximum(rows[:, sizes.value_index] / sizes.factor, 0.0)
     else:
         total = clipped_total(table, noise_of(part.mechanism, Fraction(1)).std, bound, every_key)
         share = cell_shares(table[:, source.value_index], total, float(bound.bound))
     column = clipped_column(values, noise, share, bound, per_step, confidence)
+    if source.row_rounding:
+        column = replace(column, less=np.hypot(column.less, rounded), more=np.hypot(column.more, rounded))
     return replace(column, rounding=source.rounding_error, least=least)
 
 

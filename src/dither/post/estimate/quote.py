@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -86,6 +86,11 @@ def assumed_searches(plan: QueryPlan) -> list[ContributionSearch]:
     return [search for search in contributions if default_bound(search) < search.candidates[-1]]
 
 
+def ranged_searches(plan: QueryPlan) -> list[ContributionSearch]:
+    """Return the searches whose bound may come out smaller than quotes assume: the whole declared range."""
+    return [search for search in plan.searches if isinstance(search, ContributionSearch) and search.is_range]
+
+
 def quote_assumptions(
     batch: BatchPlan, columns: Sequence[Expected], predicted: Mapping[str, EstimatedBound] = MappingProxyType({})
 ) -> tuple[str, ...]:
@@ -140,6 +145,7 @@ def batch_errors(
     """
     defaults = batch.default_bounds() | {tag: found.bound for tag, found in predicted.items()}
     assumed = {search.tag for group in batch.groups for search in assumed_searches(group.plan)} - predicted.keys()
+    ranges = {search.tag for group in batch.groups for search in ranged_searches(group.plan)} - predicted.keys()
     known = with_known_bounds(measurements, defaults)
     return tuple(
         column
@@ -150,11 +156,14 @@ def batch_errors(
             batch.measurements_of(position, known),
             confidence,
             group_size,
-            [
-                index
-                for index, part in enumerate(batch.measurements_of(position, measurements))
-                if not assumed.isdisjoint(limit.tag for limit in unfilled_limits(part.measure))
-            ],
+            _parts_with(assumed, batch.measurements_of(position, measurements)),
             predicted,
+            _parts_with(ranges, batch.measurements_of(position, measurements)),
         )
     )
+
+
+def _parts_with(tags: Collection[str], parts: Sequence[Measurement]) -> list[int]:
+    """Return the places of the parts whose bounds have one of some tags."""
+    bounds = [{limit.tag for limit in unfilled_limits(part.measure)} for part in parts]
+    return [place for place, own in enumerate(bounds) if not own.isdisjoint(tags)]

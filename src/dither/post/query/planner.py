@@ -53,6 +53,8 @@ from dither.post.query.query_plan import (
     ROWS,
     VALUES,
     CellRef,
+    CentreSearch,
+    ContributionSearch,
     PlanBuilder,
     PlannedMeasure,
     QuantileRef,
@@ -62,8 +64,10 @@ from dither.post.query.query_plan import (
     shift_cells,
 )
 from dither.post.query.question import REGRESSIONS, AggregateCall, OutputColumn, Question
-from dither.post.query.row_bounds import RowBounds
 from dither.post.query.shares import divide_loss
+from dither.post.query.span_bounds import SpanBounds
+from dither.post.query.span_terms import SearchShares, SpanTerms, role_weight
+from dither.post.query.spans import Span
 from dither.post.query.terms import (
     CLIPPED_FINEST_STEPS,
     FINEST_STEPS,
@@ -94,7 +98,7 @@ SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "c
 
 
 @dataclass(frozen=True)
-class Planner(RowBounds):
+class Planner(SpanBounds):
     """Plans questions over one dataset."""
 
     def selection_shares(self, question: Question) -> KeyShares:
@@ -240,6 +244,11 @@ class Planner(RowBounds):
         if not aggregates:
             return
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
+        if (shares := self.span_shares(question, len(aggregates))) is not None:
+            spans = SpanTerms(scope, self.likely_scope(question), [], averaged)
+            self.add_formulas(question, spans, builder)
+            self.plan_spans(question, scope, keys, spans, shares, builder)
+            return
         needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
         clipped = (needs_bound or self.has_few_rows(question)) and not self.keeps_rows(question, aggregates)
         separate = clipped and self.bound.searched
@@ -247,11 +256,7 @@ class Planner(RowBounds):
             scope, self.likely_scope(question), [], averaged, CLIPPED_FINEST_STEPS if clipped else FINEST_STEPS,
             private_centres=separate,
         )  # fmt: skip
-        first = len(builder.sources)
-        for index, aggregate in enumerate(question.aggregates):
-            if aggregate.kind in SUMS:
-                builder.nodes[index] = shift_cells(terms.formula(aggregate), first)
-        builder.notes += terms.notes
+        self.add_formulas(question, terms, builder)
         if separate and (needs_bound or any(term.role != "count" for term in terms.terms)):
             self.plan_separate_sums(question, scope, keys, terms, builder)
             return
@@ -263,6 +268,53 @@ class Planner(RowBounds):
                 self.cell_ref(question, scope, term, len(builder.measures), position, factor, tag, per_step)
             )
         builder.measures.append((measure, len(aggregates) * COUNT_WEIGHTS["answer"]))
+
+    def add_formulas(self, question: Question, terms: Terms, builder: PlanBuilder) -> None:
+        """Add the formula of each sum, over cells that follow those of the builder."""
+        first = len(builder.sources)
+        for index, aggregate in enumerate(question.aggregates):
+            if aggregate.kind in SUMS:
+                builder.nodes[index] = shift_cells(terms.formula(aggregate), first)
+        builder.notes += terms.notes
+
+    def plan_spans(
+        self,
+        question: Question,
+        scope: Scope,
+        keys: tuple[GroupKey, ...],
+        terms: SpanTerms,
+        shares: SearchShares,
+        builder: PlanBuilder,
+    ) -> None:
+        """Plan sums over rows of which each unit has one: counts and few-valued sums in one measure, spans apart."""
+        weights = [role_weight(term.role, self.gaussian) for term in terms.terms]
+        scale = COUNT_WEIGHTS["answer"] * sum(a.kind in SUMS for a in question.aggregates) / sum(weights, Fraction(0))
+        first, refs = len(builder.sources), dict[int, CellRef]()
+        searches: dict[Span, list[CentreSearch | ContributionSearch]] = {}
+        together = [index for index, term in enumerate(terms.terms) if term.span is None]
+        if together:
+            plain, place = [terms.terms[index] for index in together], len(builder.measures)
+            factors = term_weights(plain)
+            for position, (index, factor) in enumerate(zip(together, factors, strict=True)):
+                refs[index] = self.cell_ref(question, scope, terms.terms[index], place, position, factor, None)
+            weight = sum((weights[index] for index in together), Fraction(0))
+            builder.measures.append((plain_sums(question.relation, plain, factors, keys), scale * weight))
+        for index, term in enumerate(terms.terms):
+            if term.span is None:
+                continue
+            tag, size = term.span.half.tag, None if term.size is None else first + term.size
+            per_step = term.span.per_step
+            ref = self.cell_ref(question, scope, term, len(builder.measures), 0, 1, tag, per_step, size)
+            by_row = replace(ref, rounding_error=0.0, row_rounding=float(term.rounding))
+            refs[index] = ref if size is None else by_row
+            found = self.span_searches(question, keys, term, refs[index].signed, shares)
+            searches[term.span] = [replace(search, weight=scale * search.weight) for search in found]
+            limit = EstimatedLimit(tag, LARGEST_CLIP)
+            measure = ClippedSums(question.relation, question.unit, (term.value,), limit, self.norm, keys)
+            builder.measures.append((measure, scale * weights[index]))
+        builder.sources += [refs[index] for index in range(len(terms.terms))]
+        # Products are added up around spans that are found before their own.
+        builder.searches += [search for span in terms.spans for search in searches[span]]
 
     def cell_ref(
         self,

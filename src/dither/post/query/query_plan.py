@@ -46,7 +46,8 @@ class CellRef:
     that is not the measure's step. Rounding of rows may have moved the column by `rounding_error`. A row adds about
     `typical_per_row`, if values are spread evenly over their range. The exact value is at most `most`, if known.
     `size_index` is the index of the column that counts the rows of this one, if there is one. If it `counts_rows`, the
-    column is the number of all rows of a group.
+    column is the number of all rows of a group. Noise may not hide that each row that `size_index` counts was rounded,
+    by at most `row_rounding`.
     """
 
     measure_index: int
@@ -60,6 +61,7 @@ class CellRef:
     most: int | None = None
     size_index: int | None = None
     counts_rows: bool = False
+    row_rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class ContributionSearch:
     choose from, `cells` is the number of cells by which they are judged, `row_size` the most that one row contributes.
     Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
     value of one step, if values are summed and not rows, and `share` is that of the loss. Quotes assume that the bound
-    leaves `typical_rows` rows, if nothing better is known; `sizes` are what is public about all units together.
+    leaves `typical_rows` rows, if nothing better is known; `sizes` are what is public about all units together. If it
+    `is_range`, the largest bound leaves a row its whole declared range, and quotes assume that.
     """
 
     tag: str
@@ -99,6 +102,7 @@ class ContributionSearch:
     share: Fraction = Fraction(1, 5)
     typical_rows: Fraction = Fraction(TYPICAL_ROWS)
     sizes: tuple[KnownSize, ...] = ()
+    is_range: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,15 +208,20 @@ def _fix_chosen_values(plan: QueryPlan) -> QueryPlan:
 
     def fix_formula(node: Any) -> Any:
         match node:
-            case formulas.ChosenValue(EstimatedValue(value=int(steps), step=step)):
+            case formulas.ChosenValue(EstimatedValue(value=int(steps), step=step), None):
                 return formulas.FixedValue(float(steps * step))
+            case formulas.ChosenValue(
+                EstimatedValue(value=int(steps), step=step, lo=low, hi=high), EstimatedValue(value=int(half))
+            ):
+                return formulas.FixedValue(float(max(min(steps, high - half), low + half) * step))
             case _:
                 return node
 
     def fix_expression(node: Any) -> Any:
         match node:
             case EstimatedValue(value=int(steps), step=step):
-                return expr.LiteralValue(steps * step)
+                # Rounded, which changes nothing, it keeps its step: the bounds of later draws count steps.
+                return expr.Rounded("round", expr.LiteralValue(steps * step), step)
             case _:
                 return node
 

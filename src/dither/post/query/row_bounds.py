@@ -47,7 +47,8 @@ from dither.post.query.query_plan import (
     at_largest_bounds,
 )
 from dither.post.query.question import Question
-from dither.post.query.terms import NULL, ONE, ZERO, Centre, Term
+from dither.post.query.spans import ZERO
+from dither.post.query.terms import NULL, ONE, Centre, Term
 from dither.post.query.typical_rows import typical_rows
 from dither.privacy.protocol import KnownSize
 from dither.schema import Number

@@ -13,6 +13,7 @@ from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.sql.scope import Scope
 from dither.post.formulas import Average, ChosenValue, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.query.question import REGRESSIONS, AggregateCall
+from dither.post.query.spans import ZERO, Span
 from dither.schema import Identifier, Moment, Number
 
 Role = Literal["count", "sum", "centred", "product"]
@@ -20,7 +21,7 @@ Role = Literal["count", "sum", "centred", "product"]
 FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
 MAX_STEPS = 1 << 30
-ONE, ZERO = expr.LiteralValue(Fraction(1)), expr.LiteralValue(Fraction(0))
+ONE = expr.LiteralValue(Fraction(1))
 NULL = expr.LiteralValue(None)
 
 
@@ -30,7 +31,7 @@ class Term:
 
     Each row's value was rounded by at most `rounding`. `likely_steps` replaces `max_steps` in choosing weights, where
     `max_steps` depends on a bound that is still to be chosen. If the value is the distance from a private centre,
-    `centre` says which, and `size` is the index of the term that counts its rows.
+    `centre` says which, and `size` is the index of the term that counts its rows; so too for the middle of a `span`.
     """
 
     value: Expr
@@ -41,6 +42,7 @@ class Term:
     likely_steps: int = 1
     centre: Centre | None = None
     size: int | None = None
+    span: Span | None = None
 
 
 @dataclass(frozen=True)

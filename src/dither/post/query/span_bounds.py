@@ -1,0 +1,109 @@
+"""Decide from public facts whether the values of units with one row are summed within spans, and build the searches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+
+from dither.plan import expressions as expr
+from dither.plan.expressions.core import EstimatedValue, Expr
+from dither.plan.measures.core import GroupKey
+from dither.plan.measures.sums import Count
+from dither.plan.relations.core import Relation
+from dither.plan.relations.filter import Filter
+from dither.plan.relations.scan import Scan
+from dither.plan.sql.scope import Scope
+from dither.plan.traversal import unfilled_limits, walk
+from dither.post.contribution_bound import centre_candidates, judged_cells
+from dither.post.query.aggregated_values import without_null
+from dither.post.query.public_sizes import public_sizes
+from dither.post.query.query_plan import CentreSearch, ContributionSearch, at_largest_bounds
+from dither.post.query.question import Question
+from dither.post.query.row_bounds import RowBounds
+from dither.post.query.span_terms import SearchShares, role_weight, search_shares
+from dither.post.query.spans import Span, half_lengths
+from dither.post.query.spend import Spend
+from dither.post.query.terms import Term
+from dither.post.query.typical_rows import known_units
+
+
+@dataclass(frozen=True)
+class SpanBounds(RowBounds):
+    """Builds the searches for spans, if `spend` says what a question may spend: without it, none are searched for."""
+
+    spend: Spend | None = None
+
+    def span_shares(self, question: Question, aggregates: int) -> SearchShares | None:
+        """Return the shares of the searches for spans; None if plain sums are better, or as good by public facts."""
+        relation, spend = question.relation, self.spend
+        one_row = question.knows_unit and self.most_rows(relation, question.unit) == 1
+        chosen = self.bound.auto and self.bound.how == "auto"
+        if spend is None or not one_row or not chosen or unfilled_limits(relation):
+            return None
+        # At the same error of a sum, rho is the square of half an epsilon.
+        epsilon = 2 * math.sqrt(spend.amount) if spend.gaussian else float(spend.amount)
+        return search_shares(self.known_rows(relation, question.unit), epsilon / aggregates, spend.gaussian)
+
+    def known_rows(self, relation: Relation, unit: str) -> float:
+        """Return about how many rows a relation has in which each unit has one, or 0; conditions may leave fewer."""
+        scans = {node for node in walk(relation) if isinstance(node, Scan)}
+        single = [scan.table for scan in scans if scan.stability(self.context, unit).max_rows == 1]
+        known = [known_units(self.context, unit), *map(self.context.noisy_rows, single)]
+        return float(min((count for count in known if count is not None), default=0))
+
+    def span_searches(
+        self, question: Question, keys: tuple[GroupKey, ...], term: Term, signed: bool, shares: SearchShares
+    ) -> list[CentreSearch | ContributionSearch]:
+        """Build the searches for the span of a term: for the median around which it lies, and for its length."""
+        searches: list[CentreSearch | ContributionSearch] = []
+        asked = role_weight(term.role, self.gaussian)
+        asked += role_weight("count", self.gaussian) if term.size is not None else 0
+        if term.span is not None and term.span.anchor is not None:
+            searches.append(
+                replace(self.anchor_search(question, term.span, term.span.anchor), weight=shares.middle * asked)
+            )
+        if term.span is not None:
+            length = self.length_search(question, keys, term.span, signed)
+            searches.append(replace(length, weight=shares.length * asked))
+        return searches
+
+    def anchor_search(self, question: Question, span: Span, number: EstimatedValue) -> CentreSearch:
+        """Build the search for the middle of a span: a private median of the values that count."""
+        points = centre_candidates(number.lo, number.hi)
+        rows = question.relation if span.condition is None else Filter(question.relation, span.condition)
+        cuts = tuple((low + high) * number.step / 2 for low, high in pairwise(points))
+        histogram = Count(rows, (GroupKey("value", expr.Bucket(self.present(span.value, rows), cuts)),))
+        return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
+
+    def present(self, value: Expr, rows: Relation) -> Expr:
+        """Return a value whose domain has no NULL, which no row that counts has: its histogram has no cell for it."""
+        return without_null(value, Scope(at_largest_bounds(rows).domain(self.context)))
+
+    def length_search(
+        self, question: Question, keys: tuple[GroupKey, ...], span: Span, signed: bool
+    ) -> ContributionSearch:
+        """Build the search for half the length of a span, from a histogram of what each row needs.
+
+        Values that a span leaves out above and below may cancel, unless it begins at the low end of its range.
+        """
+        relation, unit, half = question.relation, question.unit, span.half
+        bins = half_lengths(half.hi)
+        cuts = tuple((2 * bin + 1) * half.step for bin in bins[:-1])
+        needed = self.present(span.length_needed, relation)
+        histogram = Count(relation, (GroupKey("length", expr.Bucket(needed, cuts)),))
+        cells = judged_cells(self.count_groups(relation, keys), self.optimize_for)
+        return ContributionSearch(
+            half.tag,
+            histogram,
+            tuple(bin + 1 for bin in bins[:-1]),
+            bins,
+            cells,
+            half.hi,
+            signed=signed and span.shape != "from zero",
+            quantity=span.per_step,
+            typical_rows=Fraction(1),
+            is_range=True,
+            sizes=public_sizes(self.context, relation, unit, half.hi, 1, sums=True),
+        )
