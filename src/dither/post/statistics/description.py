@@ -26,7 +26,7 @@ from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.measured import ChosenBounds, estimated_bound
 from dither.post.estimate.rehearsal import ends_of_bounds
-from dither.post.noise import Floats, interval_half_width
+from dither.post.noise import Floats, ScaledNoise, interval_half_width
 from dither.post.query.planner import STEPS_PER_ROW
 from dither.post.query.query_plan import LARGEST_CLIP, MASS, CentreSearch, ContributionSearch, QueryPlan, with_bounds
 from dither.post.query.request import bound_search, default_bound
@@ -74,12 +74,17 @@ class Description(Result):
 
     categories: Mapping[str, Answer] = field(default_factory=dict)
 
+    def cells(self, row: int) -> list[str]:
+        """Return a row as text; figures that noise hides are unknown."""
+        return [text.replace("nan", "unknown", 1) for text in super().cells(row)]
+
     def __str__(self) -> str:
         parts = [super().__str__() if len(self) else "\n".join(self.summary), *map(str, self.categories.values())]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
-        return "".join([super()._repr_html_(), *(answer._repr_html_() for answer in self.categories.values())])
+        table = super()._repr_html_().replace(">nan ", ">unknown ")
+        return "".join([table, *(answer._repr_html_() for answer in self.categories.values())])
 
 
 @dataclass(frozen=True)
@@ -197,9 +202,8 @@ class DescriptionPlan:
         return MeasuredPart(filled, (released.parts[place],), chosen.bounds, chosen.limits)
 
 
-def make_description(rows: SourceRows, columns: Sequence[str] | None) -> SteppedStatistic[Description]:
-    """Make the statistic that describes columns: by default, all whose values can be listed or averaged."""
-    chosen = described_columns(rows, columns)
+def make_shared_description(rows: SourceRows, chosen: Sequence[str]) -> SteppedStatistic[Description]:
+    """Make the statistic that describes columns of units with many rows, whose bound all counts and sums share."""
     numbers = [name for name in chosen if isinstance(rows.domain(name), Number)]
     tables = {
         name: rows.plan([f"COUNT(*) AS {quote_name(f'rows by {name}')}"], by=[name])
@@ -292,24 +296,32 @@ def build_description(plan: DescriptionPlan, released: Released) -> Description:
 
 def row_figure(plan: DescriptionPlan, released: Released, chosen: ChosenBounds) -> Figure:
     """Return the number of rows; if no bound removes any, all tables that count every row make it more precise."""
-    settings = plan.settings
-    total = plan.part(plan.total, released, 0, chosen).answer(settings, released.releases).columns[-1].estimate
-    value, error, low, high = (
-        float(np.atleast_1d(part)[0]) for part in (total.value, total.std_error, total.low, total.high)
-    )
+    own = figures_of(plan.part(plan.total, released, 0, chosen).answer(plan.settings, released.releases))[-1]
     if chosen.limits or plan.total.clipped_to:
-        return value, error, low, high
+        return own
     first = 1 + sum(len(number.levels) for number in plan.numbers)
     places, place = [0, *range(first, first + len(plan.tables))], 1
     for number in plan.numbers:
         places += [] if number.nullable else [place]
         place += len(number.levels)
-    sums = np.array([released.values(place).sum() for place in places])
-    variances = np.array([released.noise(place).variance * len(released.parts[place].values) for place in places])
-    variances = np.maximum(variances, LEAST_VARIANCE)
+    counts = [(released.values(place), released.noise(place)) for place in places]
+    return combined_total(counts, plan.settings.confidence)
+
+
+def figures_of(answer: Answer) -> list[Figure]:
+    """Return the estimate, standard error and interval of each noisy column in the first row of an answer."""
+    estimates = [column.estimate for column in answer.columns if not column.key]
+    parts = [(one.value, one.std_error, one.low, one.high) for one in estimates]
+    return [tuple(float(np.atleast_1d(part)[0]) for part in own) for own in parts]  # type: ignore[misc]
+
+
+def combined_total(counts: Sequence[tuple[Floats, ScaledNoise]], confidence: float) -> Figure:
+    """Return the number of rows from several tables that count every row, each weighted by its precision."""
+    sums = np.array([values.sum() for values, _ in counts])
+    variances = np.maximum([noise.variance * values.size for values, noise in counts], LEAST_VARIANCE)
     error = float(1 / np.sqrt((1 / variances).sum()))
     value = float((sums / variances).sum() * error**2)
-    half = normal_factor(released.noise(0).kind == "laplace", settings.confidence) * error
+    half = normal_factor(counts[0][1].kind == "laplace", confidence) * error
     return value, error, value - half, value + half
 
 
@@ -335,7 +347,7 @@ def read_figures(
 ) -> Figures:
     """Compute the figures of a number from its tree and its sums."""
     confidence = measured.settings.confidence
-    count = count_figure(number, fitted, rows, removed, confidence)
+    count = count_figure(number.nullable, fitted, rows, removed, confidence)
     weighted = min(1.0, max(0.0, 1 - float(moments.matrix[0, 0]) / max(count[0], 1.0))) if removed else 0.0
     mean, deviation = moment_figures(moments, scaling, weighted, confidence)
     mean = with_far_rows(mean, deviation[0], fitted, weighted) if long_tail else mean
@@ -356,9 +368,9 @@ def clip_figure(figure: Figure, low: float, high: float) -> Figure:
     return value, error, first, last
 
 
-def count_figure(number: NumberPlan, fitted: FittedTree, rows: Figure, removed: float, confidence: float) -> Figure:
+def count_figure(nullable: bool, fitted: FittedTree, rows: Figure, removed: float, confidence: float) -> Figure:
     """Return the number of values: all rows if none may be missing, else the total of the tree, at most all rows."""
-    if not number.nullable:
+    if not nullable:
         return rows
     errors = fitted.errors.sum(axis=1)
     half = float(np.quantile(np.abs(errors), confidence))
