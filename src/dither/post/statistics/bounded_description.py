@@ -150,9 +150,14 @@ def read_figures(number: BoundedNumber, parts: Sequence[MeasuredPart], rows: Fig
 
 
 def hidden_or_shown(deviation: Figure, width: float) -> Figure:
-    """Return a deviation, or nan in its place if noise hides whether values of this range differ at all."""
+    """Return a deviation, or nan in its place if noise hides whether values of this range differ at all.
+
+    Where noise left no variance that is possible, the deviation may be anything up to half of the range.
+    """
     value, error, low, high = deviation
-    hidden = not np.isfinite(value) or (low <= 0 and high > HIDDEN_SHARE * width)
+    if not np.isfinite(value) or high <= 0:
+        return np.nan, error, 0.0, width / 2
+    hidden = low <= 0 and high > HIDDEN_SHARE * width
     return (np.nan, error, low, high) if hidden else deviation
 
 

@@ -1,0 +1,131 @@
+"""Descriptions of units with one row: means and deviations stay useful where a declared range is far too wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.post.bare import BareKernel
+
+from dither.access.engines import open_engine
+from dither.plan.context import Context, with_public_facts
+from dither.post.session import Session
+from dither.post.statistics import bounded_description
+from dither.post.statistics.description import Description
+from dither.schema.parser import load
+
+PEOPLE, NARROW, WIDE = 20_000, 400_000, 40_000_000
+DESCRIPTION = """
+version: 1
+name: incomes
+tables:
+  people:
+    private: true
+    source: {{kind: parquet, path: people.parquet}}
+    unique: person
+    columns:
+      person: {{type: identifier, kind: integer}}
+      income: {{type: integer, min: 0, max: {most}, nullable: true}}
+      region: {{type: integer, min: 1, max: 5}}
+      group: {{type: category, values: [a, b]}}
+units:
+  person: {{kind: user, keys: {{people: person}}}}
+budgets:
+  - {{unit: person, kind: pure, epsilon: 1000}}
+"""
+World = Callable[..., Session]
+
+
+def incomes() -> pa.Table:
+    """Return people with incomes below 400,000, one in ten of them missing."""
+    random = np.random.default_rng(4)
+    income = np.minimum(np.round(np.exp(random.normal(10.3, 0.6, PEOPLE))), NARROW)
+    return pa.table(
+        {
+            "person": np.arange(PEOPLE),
+            "income": pa.array(income.astype(int), mask=random.random(PEOPLE) < 0.1),
+            "region": random.integers(1, 6, PEOPLE),
+            "group": random.choice(["a", "b"], PEOPLE),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Sessions by the largest income that is declared, over some of the people."""
+    engines = []
+
+    def session(most: int, people: int = PEOPLE) -> Session:
+        folder = tmp_path_factory.mktemp("incomes")
+        pq.write_table(incomes().slice(0, people), folder / "people.parquet")
+        (folder / "dataset.yml").write_text(DESCRIPTION.format(most=most))
+        engines.append(open_engine(load(folder / "dataset.yml")))
+        context = engines[-1].ctx
+        dataset = with_public_facts(context.dataset, False, {"people": people, "": people})
+        return Session.from_kernel(BareKernel(Context(dataset, context.facts), engines[-1].vector), "analyst")
+
+    yield session
+    for engine in engines:
+        engine.close()
+
+
+def widths(description: Description, row: int = 0) -> tuple[float, float]:
+    """Return the widths of the intervals of a mean and a deviation."""
+    mean, deviation = (column.estimate for column in description.columns[2:4])
+    return float(mean.high[row] - mean.low[row]), float(deviation.high[row] - deviation.low[row])
+
+
+@pytest.mark.tier("test")
+def test_a_range_a_hundred_times_wider_leaves_means_and_deviations_useful(world: World) -> None:
+    """Medians of nine; they were 100 times as wide before, and deviations were 0 with an interval of half the range."""
+    found = {}
+    for most in (NARROW, WIDE):
+        session = world(most)
+        found[most] = np.median([widths(session.describe("people", epsilon=2, repeat=n)) for n in range(9)], axis=0)
+    mean, deviation = found[WIDE] / found[NARROW]
+    assert mean < 8 and deviation < 40
+    assert found[WIDE][0] < 5_000
+
+
+@pytest.mark.tier("test")
+def test_figures_are_covered(world: World) -> None:
+    """Of 30 means, counts and quartiles each, a right interval leaves out more than 8 with a probability below 1e-4."""
+    session, data = world(WIDE), incomes()
+    income = data["income"].drop_null().to_numpy()
+    truths = [float(len(income)), float(income.mean()), float(income.std(ddof=1))]
+    truths += [float(np.quantile(income, level, method="inverted_cdf")) for level in (0.05, 0.25, 0.5, 0.75, 0.95)]
+    held = np.zeros(len(truths))
+    for draw in range(30):
+        columns = session.describe("people", epsilon=2, repeat=draw).columns[1:]
+        held += [
+            column.estimate.low[0] <= truth <= column.estimate.high[0]
+            for column, truth in zip(columns, truths, strict=True)
+        ]
+    assert (held >= 22).all()
+
+
+def test_a_deviation_that_noise_hides_is_unknown(world: World) -> None:
+    """Of eight draws, most are hidden; that none is has a probability below 1e-6."""
+    session = world(WIDE, people=200)
+    found = [session.describe("people", ["income"], epsilon="0.5", repeat=draw) for draw in range(8)]
+    hidden = [one for one in found if np.isnan(one.columns[3].estimate.value[0])]
+    assert hidden and all(one.columns[3].estimate.low[0] == 0 for one in hidden)
+    assert all("unknown [0, " in str(one) and ">unknown <" in one._repr_html_() for one in hidden)
+
+
+def test_a_constant_column_has_no_deviation() -> None:
+    assert bounded_description.hidden_or_shown((0.0, 0.01, 0.0, 0.02), 100.0)[0] == 0.0
+    assert np.isnan(bounded_description.hidden_or_shown((0.0, 1.0, 0.0, 2.0), 100.0)[0])
+    assert bounded_description.hidden_or_shown((0.0, 0.0, 0.0, 0.0), 100.0)[3] == 50.0
+    assert bounded_description.hidden_or_shown((5.0, 1.0, 3.0, 7.0), 10.0)[0] == 5.0
+
+
+def test_quotes_name_every_figure(world: World) -> None:
+    quote = world(WIDE).describe.quote("people", epsilon=1)
+    names = [column.name for column in quote.expected]
+    assert names == ["rows", "rows by group", "mean of income", "std of income", "mean of region", "std of region"]
+    known = {column.name: column.known for column in quote.expected}
+    assert known["rows"] and known["mean of region"] and not known["mean of income"]
