@@ -29,7 +29,7 @@ SMALL_PART = 10
 BoundMethod = Literal["auto", "clip", "rows"]
 BOUND_METHODS: dict[object, BoundMethod] = {"auto": "auto", "clip": "clip", "rows": "rows"}
 # Contributions are told apart from this share of the largest row on.
-FINEST_SHARE = 1 << 12
+FINEST_SHARE, FINEST_PRODUCT_SHARE = 1 << 12, 1 << 20
 # Candidates for a centre: points evenly over the range, and points on either side of zero at these many an octave.
 EVEN_CENTRES, CENTRES_PER_OCTAVE = 256, 4
 ACCEPTED_FORMS = (
@@ -168,9 +168,9 @@ def row_bins(unit: int) -> tuple[int, ...]:
     return tuple(sorted(bins))
 
 
-def value_bins(row_size: int) -> tuple[int, ...]:
+def value_bins(row_size: int, finest_share: int = FINEST_SHARE) -> tuple[int, ...]:
     """Return the bins of contributions that may be any share of a row's largest value."""
-    first = max(1, row_size // FINEST_SHARE)
+    first = max(1, row_size // finest_share)
     bins = {min(round(first * 2 ** (half / 2)), LARGEST_CONTRIBUTION) for half in range(63)}
     return tuple(sorted(bins))
 

@@ -27,6 +27,8 @@ from dither.plan.traversal import transform, walk
 from dither.post.contribution_bound import (
     CENTRED_WEIGHTS,
     FEW_ROWS,
+    FINEST_PRODUCT_SHARE,
+    FINEST_SHARE,
     SUM_WEIGHTS,
     ContributionBound,
     OptimizeFor,
@@ -48,7 +50,7 @@ from dither.post.query.query_plan import (
 )
 from dither.post.query.question import Question
 from dither.post.query.spans import ZERO
-from dither.post.query.terms import NULL, ONE, Centre, Term
+from dither.post.query.terms import CLIPPED_FINEST_STEPS, NULL, ONE, Centre, Term
 from dither.post.query.typical_rows import typical_rows
 from dither.privacy.protocol import KnownSize
 from dither.schema import Number
@@ -216,7 +218,11 @@ class RowBounds:
     ) -> ContributionSearch:
         """Build the search for a bound on the sums of a term: on their absolute values over all groups of a unit."""
         named = tuple((key.name, key.value) for key in keys)
-        total = GroupAggregate("mass", "sum", expr.Coalesce((term.value, ZERO)))
+        value: Expr = expr.Coalesce((term.value, ZERO))
+        domain = value.domain(Scope(at_largest_bounds(question.relation).domain(self.context)))
+        if isinstance(domain, Number) and domain.step != term.step:  # the 0 is a multiple of any step, as they are
+            value = expr.Rounded("round", value, term.step)
+        total = GroupAggregate("mass", "sum", value)
         per_group = GroupBy(question.relation, named, (total,), question.unit)
         size: Expr = expr.Absolute(expr.ColumnRef("mass"))
         per_unit = per_group
@@ -224,7 +230,8 @@ class RowBounds:
             per_unit = GroupBy(per_group, (), (GroupAggregate("mass", "sum", size),), question.unit)
             size = expr.ColumnRef("mass")
         bins = up_to(
-            value_bins(term.max_steps), multiply(self.most_rows(question.relation, question.unit), term.max_steps)
+            value_bins(term.max_steps, self._finest_share(term)),
+            multiply(self.most_rows(question.relation, question.unit), term.max_steps),
         )
         edges = tuple(bin + 1 for bin in bins[:-1])
         cuts = tuple(edge * term.step for edge in edges)
@@ -235,6 +242,10 @@ class RowBounds:
         sizes = self._sizes(question.relation, question.unit, search, term.max_steps, sums=True)
         quantity, weight = term.step, weights["search"]
         return replace(search, signed=signed, quantity=quantity, weight=weight, typical_rows=rows, sizes=sizes)
+
+    def _finest_share(self, term: Term) -> int:
+        """Return from which share of the largest row contributions are told apart: products may be tiny beside it."""
+        return FINEST_SHARE if term.max_steps <= CLIPPED_FINEST_STEPS else FINEST_PRODUCT_SHARE
 
     def _sizes(
         self, relation: Relation, unit: str, search: ContributionSearch, row_size: int, sums: bool

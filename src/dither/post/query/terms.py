@@ -20,6 +20,8 @@ Role = Literal["count", "sum", "centred", "product"]
 # Values of more steps are rounded to this many (fewer where sums are clipped); larger whole numbers are refused.
 FINEST_STEPS = 1 << 24
 CLIPPED_FINEST_STEPS = 1 << 18
+# Products around private centres lie in the square of a range, most of them near 0: coarser steps would lose them.
+FINEST_PRODUCT_STEPS = 1 << 30
 MAX_STEPS = 1 << 30
 ONE = expr.LiteralValue(Fraction(1))
 NULL = expr.LiteralValue(None)
@@ -80,15 +82,15 @@ class Terms:
             self.terms.append(term)
         return NoisyCell(self.terms.index(term))
 
-    def _term(self, value: Expr, role: Role) -> Term:
-        domain = value.domain(self.scope)
+    def _term(self, value: Expr, role: Role, finest: int | None = None) -> Term:
+        domain, finest = value.domain(self.scope), finest or self.finest_steps
         if not isinstance(domain, Number):
             raise Unsupported(
                 f"only numbers can be added up, and this is {_domain_name(domain)}; {_count_advice(domain)}"
             )
         low, high = bounds_of(domain)
         most = max(abs(low), abs(high))
-        if most > self.finest_steps:
+        if most > finest:
             return self._rounded_term(value, domain, most, role)
         return Term(value, domain.step, max(most, 1), role, likely_steps=self._likely_steps(value))
 
@@ -218,14 +220,16 @@ class Terms:
             return self.cell(_value_or_zero(aggregate, shifted), "centred")
         return self.private_cell(aggregate, value, shifted)
 
-    def private_cell(self, aggregate: AggregateCall, value: Expr, shifted: Expr) -> NoisyCell:
+    def private_cell(
+        self, aggregate: AggregateCall, value: Expr, shifted: Expr, finest: int | None = None
+    ) -> NoisyCell:
         """Return the cell of the distances from a private centre, over the rows that count."""
         size = self.row_count(aggregate).index
         centre = self.private_centre(aggregate, value)
         present, step = _value_if_present(aggregate, shifted, self.scope), self.number_domain(shifted).step
         if self.number_domain(present).step != step:  # the 0 of other rows has a finer step; it is a multiple of any
             present = expr.Rounded("round", present, step)
-        term = self._term(present, "centred")
+        term = self._term(present, "centred", finest)
         chosen = next(known for known in self.centres if known.number == centre)
         term = replace(term, centre=chosen, size=size)
         if term not in self.terms:
@@ -250,15 +254,15 @@ class Terms:
         product = self.coarse(both)
         offset = FunctionCall("mul", (self.centre_formula(aggregate, product), self.row_count(aggregate)))
         shifted = self.distance_from_centre(aggregate, product)
-        return FunctionCall("add", (offset, self.private_cell(aggregate, product, shifted)))
+        return FunctionCall("add", (offset, self.private_cell(aggregate, product, shifted, FINEST_PRODUCT_STEPS)))
 
     def coarse(self, value: Expr) -> Expr:
-        """Round a value to so few steps that its distance from a centre has at most `finest_steps`."""
+        """Round a product to so few steps that its distance from a centre has at most FINEST_PRODUCT_STEPS."""
         domain = self.number_domain(value)
         low, high = bounds_of(domain)
-        if high - low <= self.finest_steps:
+        if high - low <= FINEST_PRODUCT_STEPS:
             return value
-        return expr.Rounded("round", value, domain.step * -(-(high - low) // self.finest_steps))
+        return expr.Rounded("round", value, domain.step * -(-(high - low) // FINEST_PRODUCT_STEPS))
 
     def variance(self, aggregate: AggregateCall, ddof: int) -> Formula:
         """The variance, from sums of distances and of their squares; `ddof` is 1 for a sample, 0 for a population.
