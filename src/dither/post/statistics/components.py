@@ -39,7 +39,7 @@ HIDDEN_TURN = 0.5
 class Spectrum:
     """Variances along principal axes, the axes in rows, and the maps from cell noise to the errors of both.
 
-    `own` has the variances of the columns themselves in standard units, with their map.
+    `variance_map` is that of all variances. `own` has the variances of the columns in standard units, with their map.
     """
 
     variances: Floats
@@ -80,7 +80,7 @@ def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool)
             moved = moved - shown * (relative[:, None] + relative[None, :])
         turned = vectors.T @ moved @ vectors
         turns = vectors @ (turned * inverse_gaps.T)
-        return np.concatenate([np.diag(turned)[:count], turns[:, :count].T.ravel()])
+        return np.concatenate([np.diag(turned), turns[:, :count].T.ravel()])
 
     def own_derivative(change: Floats) -> Floats:
         rows_change = change[0, 0]
@@ -90,7 +90,7 @@ def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool)
     linear = moments.map_of(derivative)
     raw_means = scaling.centres + scaling.scales * means
     return Spectrum(
-        np.maximum(values, 0.0), vectors.T[:count], linear[:count], linear[count:], raw_means, deviations,
+        np.maximum(values, 0.0), vectors.T[:count], linear[:size], linear[size:], raw_means, deviations,
         np.diag(second) - means**2, moments.map_of(own_derivative),
     )  # fmt: skip
 
@@ -162,9 +162,9 @@ def build_components(plan: MomentPlan, released: Released, count: int, correlati
     """Build the components from what was released; what noise hides is nan, which is shown as unknown."""
     moments, scaling = read_moments(plan, released), plan.design.scaling(released.chosen)
     found = find_axes(moments, scaling, count, correlation)
-    half = half_widths(found.variance_map, moments.draws, plan.settings.confidence)
+    half = half_widths(found.variance_map[:count], moments.draws, plan.settings.confidence)
     shares = found.variances / max(float(found.variances.sum()), 1e-300)
-    errors = np.sqrt((found.variance_map**2).sum(axis=1))
+    errors = np.sqrt((found.variance_map[:count] ** 2).sum(axis=1))
     values = found.variances[:count]
     turns = np.sqrt((found.axis_map**2).sum(axis=1)).reshape(count, -1)
     names = [column.name for column in plan.design.columns]
@@ -172,7 +172,8 @@ def build_components(plan: MomentPlan, released: Released, count: int, correlati
     lost = [name for name, is_lost in zip(names, found.own <= own_half, strict=True) if is_lost and correlation]
     if lost:
         values, errors, half, shares = (np.full(len(part), np.nan) for part in (values, errors, half, shares))
-    turned = np.full(count, bool(lost)) | ~(np.sqrt((turns**2).sum(axis=1)) < HIDDEN_TURN)
+    turned = bool(lost) | too_close(found, moments, plan.settings.confidence)[:count]
+    turned |= ~(np.sqrt((turns**2).sum(axis=1)) < HIDDEN_TURN)
     axes = np.where(turned[:, None], np.nan, found.axes)
     columns = [
         key_column("component", [f"PC{number + 1}" for number in range(count)]),
@@ -193,6 +194,13 @@ def build_components(plan: MomentPlan, released: Released, count: int, correlati
         explained_variance_=values, explained_variance_ratio_=shares[:count], mean_=found.means,
         scale_=found.deviations,
     )  # fmt: skip
+
+
+def too_close(found: Spectrum, moments: Moments, confidence: float) -> np.ndarray:
+    """Return the components whose variance may equal the one before or after: noise then decides their order."""
+    gaps = found.variances[:-1] - found.variances[1:]
+    close = gaps <= half_widths(found.variance_map[:-1] - found.variance_map[1:], moments.draws, confidence)
+    return np.asarray(np.append(close, False) | np.append(False, close))
 
 
 def hidden_lines(lost: Sequence[str], turned: np.ndarray, spend: Spend) -> list[str]:

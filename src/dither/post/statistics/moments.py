@@ -45,8 +45,8 @@ SIZE_STEPS = 16
 SCALED_UNITS = Fraction(1, 20)
 # Rows, if each is a unit of its own, are moved to private limits in about this share.
 MOVED_ROWS = Fraction(1, 100)
-# Where public sizes allow it they are fewer: this many over the epsilon of a choice, and one in LEAST_MOVED at least.
-MOVED_NEEDED, LEAST_MOVED = 20, 1_000_000_000
+# Where public sizes are known it is this many rows over the epsilon of a choice; one in LEAST_MOVED at least.
+MOVED_NEEDED, LEAST_MOVED, MOST_MOVED = 20, 1_000_000_000, Fraction(1, 50)
 # The share of the loss for choosing centres, scales and the radius, all together.
 SEARCH_SHARE = Fraction(1, 4)
 # A scale is this many times the median of the units' mean distances from the centre.
@@ -308,7 +308,7 @@ def moved_share(rows: float | None, spend: Spend, shares: SearchShares) -> Fract
     """Return the smallest share of rows that a search for a scale can tell from no rows; None if it is too large."""
     epsilon = 2 * math.sqrt(spend.amount * shares.length) if spend.gaussian else float(spend.amount * shares.length)
     informative = (rows or 0.0) * epsilon
-    if informative * float(MOVED_ROWS) < MOVED_NEEDED:
+    if informative * float(MOST_MOVED) < MOVED_NEEDED:
         return None
     return Fraction(1, min(LEAST_MOVED, int(informative / MOVED_NEEDED)))
 
