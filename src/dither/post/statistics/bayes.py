@@ -16,6 +16,7 @@ from dither.post.statistics.clusters import interval
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plain, plan_marginals, read_attributes, table_of
+from dither.post.statistics.private_bins import choose_bins, with_private_bins
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released
 from dither.privacy.protocol import Measurement
@@ -67,13 +68,15 @@ def make_bayes(
     if outcome.edges:
         raise InvalidParameter(f"the target {target} has too many values to be a class; classify a category")
     relation = rows_without_null(rows, [target])
-    plan = plan_marginals(rows, relation, [(outcome.key, attribute.key) for attribute in attributes])
+    private = choose_bins(rows, relation, attributes, bins or {})
+    plan = plan_marginals(rows, relation, [(outcome.key, attribute.key) for attribute in private.attributes])
+    plan = with_private_bins(plan, private)
 
     def finish(released: Released) -> NaiveBayes:
-        return build_bayes(plan, released, outcome, attributes)
+        return build_bayes(plan, released, outcome, private.raw(released.chosen))
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
-        return expected_classes(plan, parts[0][0], [attribute.size for attribute in attributes], outcome)
+        return expected_classes(plan, parts[0][0], [attribute.size for attribute in private.attributes], outcome)
 
     return plan.statistic(finish, expect)
 

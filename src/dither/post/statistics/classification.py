@@ -16,7 +16,7 @@ from dither.post.query.spend import Spend
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.descent import DescentMoments, DescentPlan
 from dither.post.statistics.design import Standard, levels_of, read_columns, rows_without_null
-from dither.post.statistics.linear import known_rows, moment_plan, plan_notes
+from dither.post.statistics.linear import moment_plan, plan_notes
 from dither.post.statistics.logistic import (
     SEARCH_SHARE,
     GradientMoments,
@@ -24,7 +24,7 @@ from dither.post.statistics.logistic import (
     LogisticPlan,
     build_logistic,
 )
-from dither.post.statistics.moments import MomentPlan, has_single_rows
+from dither.post.statistics.moments import MomentPlan, has_single_rows, known_rows
 from dither.post.statistics.steps import Released
 from dither.post.statistics.two_steps import MOVED_ROWS, TwoStepMoments, TwoStepPlan
 from dither.privacy.accounting.composition import sampled_loss
@@ -74,7 +74,7 @@ def likely_standard(rows: SourceRows, features: Sequence[str], target: str) -> S
     plan = moment_plan(rows, [*features, target], read_columns(rows, features), "private")
     spend = Spend(rows.settings.spend.share(SEARCH_SHARE / max(1, len(plan.searches()))))
     epsilon = math.sqrt(2 * float(spend.amount)) if spend.gaussian else float(spend.amount)
-    known = known_rows(plan)
+    known = known_rows(relation, rows.context)
     enough = known is None or float(MOVED_ROWS) * known * epsilon >= ENOUGH_MOVED
     return "private" if enough else "declared"
 

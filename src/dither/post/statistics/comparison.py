@@ -110,7 +110,8 @@ def make_comparison(rows: SourceRows, value: str, by: str, trend: Any) -> Statis
     """Make the statistic that compares the means of a value between the groups of a key."""
     text, widest = averaged_value(rows, value)
     wanted = ["COUNT(*) AS n", f"AVG({text}) AS mean", f"VAR_POP({text}) AS variance"]
-    plan = rows.settings.planner.plan(present_question(rows, wanted, [by], [value]))
+    planner = replace(rows.settings.planner, spend=rows.settings.spend)
+    plan = planner.plan(present_question(rows, wanted, [by], [value]))
     labels = [label[0] for label in group_labels(rows.settings, plan)]
     scores = read_scores(trend, labels)
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from dither.errors import InvalidParameter
+from dither.post.display import loss_text
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
+from dither.post.query.spend import Spend
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.design import ModelColumn, Scaling, Standard, read_columns, read_frame
 from dither.post.statistics.linear import (
@@ -27,13 +29,18 @@ from dither.post.statistics.result import Result, key_column, noisy_column, resu
 from dither.post.statistics.steps import Released
 from dither.privacy.protocol import Measurement
 
-# Variances of less than this share of the largest are taken to be this share.
+# Variances of less than this share of a column's own squared unit are taken to be this share.
 LEAST_SHARE = 1e-9
+# A component whose direction may be off by this much, of a length of 1, has none that could be told from noise.
+HIDDEN_TURN = 0.5
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Variances along principal axes, the axes in rows, and the maps from cell noise to the errors of both."""
+    """Variances along principal axes, the axes in rows, and the maps from cell noise to the errors of both.
+
+    `variance_map` is that of all variances. `own` has the variances of the columns in standard units, with their map.
+    """
 
     variances: Floats
     axes: Floats
@@ -41,6 +48,8 @@ class Spectrum:
     axis_map: Floats
     means: Floats
     deviations: Floats
+    own: Floats
+    own_map: Floats
 
 
 def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool) -> Spectrum:
@@ -50,8 +59,8 @@ def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool)
     second = moments.matrix[1:, 1:] / rows
     units = np.outer(scaling.scales, scaling.scales)
     covariance = (second - np.outer(means, means)) * units
-    own = np.maximum(np.diag(covariance), LEAST_SHARE * max(float(np.diag(covariance).max()), LEAST_SHARE))
-    deviations = np.sqrt(own) if correlation else np.ones(size)
+    least = np.maximum(np.diag(covariance), LEAST_SHARE * scaling.scales**2)
+    deviations = np.sqrt(least) if correlation else np.ones(size)
     shown = covariance / np.outer(deviations, deviations)
     values, vectors = np.linalg.eigh(shown)
     order = np.argsort(values)[::-1]
@@ -71,12 +80,18 @@ def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool)
             moved = moved - shown * (relative[:, None] + relative[None, :])
         turned = vectors.T @ moved @ vectors
         turns = vectors @ (turned * inverse_gaps.T)
-        return np.concatenate([np.diag(turned)[:count], turns[:, :count].T.ravel()])
+        return np.concatenate([np.diag(turned), turns[:, :count].T.ravel()])
+
+    def own_derivative(change: Floats) -> Floats:
+        rows_change = change[0, 0]
+        means_change = (change[0, 1:] - means * rows_change) / rows
+        return np.asarray((np.diag(change)[1:] - np.diag(second) * rows_change) / rows - 2 * means * means_change)
 
     linear = moments.map_of(derivative)
     raw_means = scaling.centres + scaling.scales * means
     return Spectrum(
-        np.maximum(values, 0.0), vectors.T[:count], linear[:count], linear[count:], raw_means, deviations
+        np.maximum(values, 0.0), vectors.T[:count], linear[:size], linear[size:], raw_means, deviations,
+        np.diag(second) - means**2, moments.map_of(own_derivative),
     )  # fmt: skip
 
 
@@ -84,7 +99,8 @@ def find_axes(moments: Moments, scaling: Scaling, count: int, correlation: bool)
 class PrincipalComponents(Result):
     """Principal components: `components_` in rows, `explained_variance_` and its shares, `mean_`, and `transform`.
 
-    `component_errors_` has the standard errors of the components by noise; large where two variances are close.
+    `component_errors_` has the standard errors of the components by noise; large where two variances are close. What
+    noise hides is nan: all of it where a column's own variance may be 0, or the components whose direction is unknown.
     """
 
     features: tuple[ModelColumn, ...] = ()
@@ -143,27 +159,61 @@ def expected_variances(plan: MomentPlan, measurement: Measurement, correlation: 
 
 
 def build_components(plan: MomentPlan, released: Released, count: int, correlation: bool) -> PrincipalComponents:
-    """Build the components from what was released."""
+    """Build the components from what was released; what noise hides is nan, which is shown as unknown."""
     moments, scaling = read_moments(plan, released), plan.design.scaling(released.chosen)
     found = find_axes(moments, scaling, count, correlation)
-    half = half_widths(found.variance_map, moments.draws, plan.settings.confidence)
+    half = half_widths(found.variance_map[:count], moments.draws, plan.settings.confidence)
     shares = found.variances / max(float(found.variances.sum()), 1e-300)
-    errors = np.sqrt((found.variance_map**2).sum(axis=1))
+    errors = np.sqrt((found.variance_map[:count] ** 2).sum(axis=1))
     values = found.variances[:count]
     turns = np.sqrt((found.axis_map**2).sum(axis=1)).reshape(count, -1)
     names = [column.name for column in plan.design.columns]
+    own_half = half_widths(found.own_map, moments.draws, plan.settings.confidence)
+    lost = [name for name, is_lost in zip(names, found.own <= own_half, strict=True) if is_lost and correlation]
+    if lost:
+        values, errors, half, shares = (np.full(len(part), np.nan) for part in (values, errors, half, shares))
+    turned = bool(lost) | too_close(found, moments, plan.settings.confidence)[:count]
+    turned |= ~(np.sqrt((turns**2).sum(axis=1)) < HIDDEN_TURN)
+    axes = np.where(turned[:, None], np.nan, found.axes)
     columns = [
         key_column("component", [f"PC{number + 1}" for number in range(count)]),
         noisy_column("variance", values, errors, np.maximum(values - half, 0), values + half),
         key_column("share", [round(float(share), 4) for share in shares[:count]]),
-        *(key_column(name, np.round(found.axes[:, place], 4).tolist()) for place, name in enumerate(names)),
+        *(key_column(name, np.round(axes[:, place], 4).tolist()) for place, name in enumerate(names)),
     ]
     unit = "standard deviations" if correlation else "raw units"
-    summary = (f"principal components of {len(names)} columns in {unit}, about {moments.count:,.0f} weighted rows",)
+    summary = (
+        f"principal components of {len(names)} columns in {unit}, about {moments.count:,.0f} weighted rows",
+        *hidden_lines(lost, turned, plan.settings.spend),
+    )
     notes = [*plan_notes(plan), *reach_notes(plan, scaling), "intervals include the noise, not sampling error"]
     fields = result_fields(released.measurements, "components", columns, summary, notes)
     return PrincipalComponents(
-        **fields, features=plan.design.columns, components_=found.axes, component_errors_=turns,
+        **fields, features=plan.design.columns, components_=axes,
+        component_errors_=np.where(turned[:, None], np.inf, turns),
         explained_variance_=values, explained_variance_ratio_=shares[:count], mean_=found.means,
         scale_=found.deviations,
     )  # fmt: skip
+
+
+def too_close(found: Spectrum, moments: Moments, confidence: float) -> np.ndarray:
+    """Return the components whose variance may equal the one before or after: noise then decides their order."""
+    gaps = found.variances[:-1] - found.variances[1:]
+    close = gaps <= half_widths(found.variance_map[:-1] - found.variance_map[1:], moments.draws, confidence)
+    return np.asarray(np.append(close, False) | np.append(False, close))
+
+
+def hidden_lines(lost: Sequence[str], turned: np.ndarray, spend: Spend) -> list[str]:
+    """Say which variances or directions noise hides."""
+    loss = loss_text([spend.loss])
+    if lost:
+        return [
+            f"too few data for {loss}: noise hides whether values of {', '.join(lost)} differ at all, so the "
+            "components are unknown; spend more, or narrow the declared bounds"
+        ]
+    places = [f"PC{number + 1}" for number in np.flatnonzero(turned)]
+    if not places:
+        return []
+    return [
+        f"noise hides the direction of {', '.join(places)}: other variances are as large, or too close to tell apart"
+    ]

@@ -36,7 +36,6 @@ from dither.post.statistics.core import MeasuredPart, Measurements, Settings, So
 from dither.post.statistics.design import Scaling, read_columns
 from dither.post.statistics.grid import MOST_LEAVES, FittedTree, Tree, fit_tree, make_tree, plan_tree
 from dither.post.statistics.linear import (
-    SEARCH_SHARE,
     assumed_choices,
     moment_plan,
     not_built,
@@ -44,7 +43,7 @@ from dither.post.statistics.linear import (
     reach_notes,
     table_rows,
 )
-from dither.post.statistics.moments import MomentPlan, Moments
+from dither.post.statistics.moments import SEARCH_SHARE, MomentPlan, Moments
 from dither.post.statistics.quantiles import leaves_for, level_intervals, smooth
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares

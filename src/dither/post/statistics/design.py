@@ -23,6 +23,7 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project
 from dither.post.noise import Floats
+from dither.post.query.span_terms import MANY_STEPS
 from dither.post.statistics.core import SourceRows
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
@@ -57,6 +58,11 @@ class ModelColumn:
         return float(self.low + self.high) / 2
 
     @property
+    def is_wide(self) -> bool:
+        """True for a number of so many steps that a private range may be far narrower than the declared one."""
+        return not self.indicator and self.step > 0 and self.high - self.low >= MANY_STEPS * self.step
+
+    @property
     def half_width(self) -> float:
         """Half the width of the declared range."""
         return float(self.high - self.low) / 2
@@ -80,7 +86,7 @@ class Design:
     """The columns of a model over rows without NULL, and how their numbers are standardised.
 
     `rows` is the relation after rows with a NULL in any column were left out. `suffix` ends the tags of private values,
-    where one request has several designs.
+    where one request has several designs. With `wide_only`, only numbers of many steps have private bounds.
     """
 
     rows: Relation
@@ -88,11 +94,19 @@ class Design:
     standard: Standard
     reach: int
     suffix: str = ""
+    wide_only: bool = False
 
     @property
     def numbers(self) -> list[int]:
         """The places of the columns that are numbers."""
         return [place for place, column in enumerate(self.columns) if not column.indicator]
+
+    @property
+    def private_numbers(self) -> list[int]:
+        """The places of the numbers that have private bounds."""
+        if self.standard == "declared":
+            return []
+        return [place for place in self.numbers if self.columns[place].is_wide or not self.wide_only]
 
     def centre(self, place: int) -> EstimatedValue:
         """Return the private centre of a column, in fine steps of its declared range."""
@@ -111,7 +125,7 @@ class Design:
         column = self.columns[place]
         if column.indicator:
             return column.value
-        if self.standard == "declared":
+        if place not in self.private_numbers:
             return _multiply(expr.Rescale(column.value, RESOLUTION), Fraction(1, RESOLUTION))
         zoomed = expr.Arithmetic("*", self.distance(place), self.zoom(place))
         rounded = expr.Rounded("round", zoomed, Fraction(FINE * self.reach, RESOLUTION))
@@ -128,7 +142,7 @@ class Design:
         for place in self.numbers:
             column = self.columns[place]
             centres[place], scales[place] = column.middle, column.half_width
-            if self.standard == "private":
+            if place in self.private_numbers:
                 steps = -FINE + chosen[f"centre{place}{self.suffix}"] - 1
                 centres[place] += steps / FINE * column.half_width
                 scales[place] /= chosen[f"zoom{place}{self.suffix}"] / ZOOM_STEPS

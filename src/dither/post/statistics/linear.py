@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from dither.errors import InvalidParameter, Unsupported
-from dither.plan.relations.scan import Scan
-from dither.plan.traversal import fill_values, walk
+from dither.plan.traversal import fill_values
 from dither.post.display import loss_text
 from dither.post.estimate.answer import AnswerColumn
 from dither.post.estimate.explain import Expected, unknown_error
@@ -31,17 +29,27 @@ from dither.post.statistics.design import (
     read_frame,
     rows_without_null,
 )
-from dither.post.statistics.moments import RADIUS, MomentPlan, Moments, half_widths, has_single_rows, read_moments
+from dither.post.statistics.moments import (
+    RADIUS,
+    MomentPlan,
+    Moments,
+    half_widths,
+    has_single_rows,
+    known_rows,
+    range_shares,
+    read_moments,
+    searches_with_shares,
+)
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
+from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise
 from dither.privacy.protocol import Measurement
 
-# The share of the loss for choosing centres, scales and the radius, all together.
-SEARCH_SHARE = Fraction(1, 4)
 # Quotes assume this many rows of a unit with any number of rows, and this size of a row.
 TYPICAL_ROWS, TYPICAL_ROW = 16, 3
 # Quotes assume numbers with a standard deviation of this share of half their declared width.
 TYPICAL_SPREAD = 0.2
+# The variances that they assume in private units: of units' means, and of rows of which few are moved to the ends.
+TYPICAL_PRIVATE, TYPICAL_PRIVATE_ROWS = 1 / 3, 0.1
 # How many scales a value may be away from a private centre, for units with a key and for rows.
 UNIT_REACH, ROW_REACH = 8, 1
 # An interval of R² of this width or more says nothing.
@@ -177,23 +185,30 @@ def make_regression(
 def moment_plan(
     rows: SourceRows, names: Sequence[str], columns: tuple[ModelColumn, ...], standard: Standard | None
 ) -> MomentPlan:
-    """Plan noisy moments of columns; by default with private bounds if one unit may have any number of rows."""
+    """Plan noisy moments of columns.
+
+    By default, bounds are private if one unit may have any number of rows; and for numbers of many steps if each unit
+    has one row, and enough rows are known to choose them at little cost.
+    """
     settings, relation = rows.settings, rows_without_null(rows, names)
     bounded = relation.stability(settings.context, settings.unit).max_rows is not None
     chosen: Standard = standard or ("declared" if bounded else "private")
-    reach = ROW_REACH if has_single_rows(settings, relation) else UNIT_REACH
-    return MomentPlan(settings, Design(relation, columns, chosen, reach))
+    if not has_single_rows(settings, relation):
+        return MomentPlan(settings, Design(relation, columns, chosen, UNIT_REACH))
+    private = Design(relation, columns, "private", ROW_REACH, wide_only=standard is None)
+    numbers = len(private.private_numbers)
+    shares = range_shares(known_rows(relation, settings.context), settings.spend, numbers) if numbers else None
+    if standard == "private" or (standard is None and shares is not None):
+        return MomentPlan(settings, private, shares)
+    return MomentPlan(settings, Design(relation, columns, "declared", ROW_REACH))
 
 
 def moment_statistic(plan: MomentPlan, finish: Any, expect: Any) -> SteppedStatistic[Any]:
     """Make a statistic of one step, the moments, after the searches that it needs."""
-    searches, whole = plan.searches(), Fraction(1)
-    if searches:
-        whole -= SEARCH_SHARE
-        searches = list(with_shares(searches, plan.settings, SEARCH_SHARE / len(searches)))
+    searches, whole = searches_with_shares(plan)
     step = Step(plan.measure(), whole)
     notes = (*plan_notes(plan), *spread_notes(plan))
-    return SteppedStatistic(plan.settings, (), not_built, expect, notes, tuple(searches), (step,), finish)
+    return SteppedStatistic(plan.settings, (), not_built, expect, notes, searches, (step,), finish)
 
 
 def not_built(measured: object) -> Any:
@@ -204,7 +219,13 @@ def not_built(measured: object) -> Any:
 def plan_notes(plan: MomentPlan) -> tuple[str, ...]:
     """Return notes on the unit, the rows left out, and how columns are standardised."""
     notes = [f"unit of privacy: {plan.settings.unit}", "rows with NULL in any column are left out"]
-    if plan.design.standard == "private":
+    if plan.design.wide_only and plan.design.private_numbers:
+        names = ", ".join(plan.design.columns[place].name for place in plan.design.private_numbers)
+        notes.append(
+            f"ranges of {names} are chosen privately, since the declared ones have many values; values beyond are "
+            "moved to their ends (standardize='declared' keeps the declared ranges)"
+        )
+    elif plan.design.standard == "private":
         notes.append("centres and scales of numbers are chosen privately; values beyond their reach are moved to it")
     if plan.keyed and plan.most_rows != 1:
         notes.append(
@@ -312,10 +333,8 @@ def ridge_notes(fit: LinearFit, alpha: float) -> list[str]:
 
 def private_limits(plan: MomentPlan, scaling: Scaling) -> dict[str, str]:
     """Return the private range that each number was moved into, where it is narrower than the declared one."""
-    if plan.design.standard == "declared":
-        return {}
     limits = {}
-    for place in plan.design.numbers:
+    for place in plan.design.private_numbers:
         column, far = plan.design.columns[place], scaling.scales[place] * scaling.reach
         low, high = max(float(column.low), scaling.centres[place] - far), scaling.centres[place] + far
         if low > column.low or high < column.high:
@@ -335,7 +354,8 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
     if not limits:
         return []
     ranges = "; ".join(f"{name} {limit}" for name, limit in limits.items())
-    least = [plan.design.columns[place].name for place in plan.design.numbers if has_least_scale(plan, scaling, place)]
+    private = plan.design.private_numbers
+    least = [plan.design.columns[place].name for place in private if has_least_scale(plan, scaling, place)]
     unit = plan.settings.unit
     advice = "if others matter, bound it by CLAMP to a range that holds them, with standardize='declared'"
     return [
@@ -379,7 +399,7 @@ def expected_from(plan: MomentPlan, name: str, error: float, half: float, rows: 
 def spread_notes(plan: MomentPlan) -> list[str]:
     """Return the note of a quote on how it takes columns to be spread."""
     tenth = "numbers with standard deviations of a tenth of their declared ranges, and "
-    assumed = tenth if plan.design.standard == "declared" and plan.design.numbers else ""
+    assumed = tenth if len(plan.design.private_numbers) < len(plan.design.numbers) else ""
     return [f"errors for independent columns assume {assumed}that no column follows from others; if some do, errors "
             "are larger, or noise hides those coefficients"]  # fmt: skip
 
@@ -402,21 +422,17 @@ def assumed_choices(plan: MomentPlan, size: int) -> Mapping[str, int]:
 
 def table_rows(plan: MomentPlan) -> float:
     """Return the noisy size of the largest table that is read, or a thousand if none is known."""
-    return known_rows(plan) or 1000.0
-
-
-def known_rows(plan: MomentPlan) -> float | None:
-    """Return the noisy size of the largest table that is read, or None."""
-    tables = {node.table for node in walk(plan.design.rows) if isinstance(node, Scan)}
-    return float(max((plan.settings.context.noisy_rows(table) or 0 for table in tables), default=0)) or None
+    return known_rows(plan.design.rows, plan.settings.context) or 1000.0
 
 
 def typical_moments(design: Design) -> Floats:
     """Return the mean products of independent columns; numbers spread over a part of their declared ranges."""
-    spread = TYPICAL_SPREAD**2 if design.standard == "declared" else 1 / 3
+    private, wide = set(design.private_numbers), TYPICAL_PRIVATE_ROWS if design.wide_only else TYPICAL_PRIVATE
+    spreads = [wide if place in private else TYPICAL_SPREAD**2 for place in range(len(design.columns))]
     levels = {c.source: 1 + sum(o.source == c.source for o in design.columns) for c in design.columns if c.indicator}
     means = np.array([1.0, *(1 / levels[c.source] if c.indicator else 0.0 for c in design.columns)])
-    squares = np.array([1.0, *(1 / levels[c.source] if c.indicator else spread for c in design.columns)])
+    own = zip(design.columns, spreads, strict=True)
+    squares = np.array([1.0, *(1 / levels[c.source] if c.indicator else spread for c, spread in own)])
     matrix = np.outer(means, means)
     np.fill_diagonal(matrix, squares)
     return matrix

@@ -155,13 +155,18 @@ def _edges(name: str, domain: Number, bins: Any) -> tuple[Fraction, ...]:
 
 @dataclass(frozen=True)
 class MarginalPlan:
-    """Counts over several lists of keys, of rows bounded for each unit; `searches` choose the bound."""
+    """Counts over several lists of keys, of rows bounded for each unit; `searches` choose the bound.
+
+    `range_searches` choose the private ranges from which bins are cut, for `range_share` of the loss.
+    """
 
     settings: Settings
     relation: Relation
     tables: tuple[tuple[GroupKey, ...], ...]
     searches: tuple[BoundSearch, ...]
     notes: tuple[str, ...]
+    range_searches: tuple[BoundSearch, ...] = ()
+    range_share: Fraction = Fraction(0)
 
     @property
     def size(self) -> float:
@@ -181,10 +186,10 @@ class MarginalPlan:
 
     def statistic(self, finish: Callable[[Released], Any], expect: ExpectErrors) -> SteppedStatistic[Any]:
         """Make the statistic: the tables share the loss equally, after the bound is chosen."""
-        rest = 1 - (BOUND_SHARE if self.searches else 0)
+        rest = 1 - (BOUND_SHARE if self.searches else 0) - self.range_share
         share = Fraction(rest) / len(self.tables)
         steps = tuple(Step(Count(self.relation, keys), share) for keys in self.tables)
-        searches = with_shares(self.searches, self.settings, BOUND_SHARE)
+        searches = (*with_shares(self.searches, self.settings, BOUND_SHARE), *self.range_searches)
         return SteppedStatistic(self.settings, (), not_built, expect, self.notes, searches, steps, finish)
 
 

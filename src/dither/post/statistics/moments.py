@@ -7,6 +7,7 @@ private, are chosen by private quantiles over units before anything is added up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from dither.plan import expressions as expr
+from dither.plan.context import Context
 from dither.plan.expressions.core import EstimatedValue, Expr, LiteralValue
 from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
@@ -23,11 +25,15 @@ from dither.plan.measures.sums import Count, SumVector
 from dither.plan.relations.core import Relation
 from dither.plan.relations.group_by import GroupAggregate, GroupBy
 from dither.plan.relations.project import Project
+from dither.plan.relations.scan import Scan
+from dither.plan.traversal import walk
 from dither.post.contribution_bound import centre_candidates
 from dither.post.noise import Floats, ScaledNoise
+from dither.post.query.span_terms import SearchShares, search_shares
+from dither.post.query.spend import Spend
 from dither.post.statistics.core import Settings
 from dither.post.statistics.design import FINE, LARGEST_ZOOM, ONE, ZOOM_STEPS, Design
-from dither.post.statistics.steps import Released, listed_key
+from dither.post.statistics.steps import Released, listed_key, with_shares
 from dither.privacy.protocol import BoundSearch, Calibrate
 
 # A unit's sums are scaled into a ball of this radius, in steps of the lattice.
@@ -39,6 +45,10 @@ SIZE_STEPS = 16
 SCALED_UNITS = Fraction(1, 20)
 # Rows, if each is a unit of its own, are moved to private limits in about this share.
 MOVED_ROWS = Fraction(1, 100)
+# Where public sizes are known it is this many rows over the epsilon of a choice; one in LEAST_MOVED at least.
+MOVED_NEEDED, LEAST_MOVED, MOST_MOVED = 20, 1_000_000_000, Fraction(1, 50)
+# The share of the loss for choosing centres, scales and the radius, all together.
+SEARCH_SHARE = Fraction(1, 4)
 # A scale is this many times the median of the units' mean distances from the centre.
 SCALE_FACTOR = 2
 # Sums of products of two different columns are measured this much finer, so that a row's L2 norm is its squared size.
@@ -97,10 +107,14 @@ def half_widths(linear: Floats, draws: Floats, confidence: float) -> Floats:
 
 @dataclass(frozen=True)
 class MomentPlan:
-    """The plan of noisy moments of a design: the measure, and the searches that choose its values."""
+    """The plan of noisy moments of a design: the measure, and the searches that choose its values.
+
+    `shares` are those of the searches for the centre and for the scale of one number, where public sizes decide them.
+    """
 
     settings: Settings
     design: Design
+    shares: SearchShares | None = None
 
     @property
     def keyed(self) -> bool:
@@ -120,8 +134,14 @@ class MomentPlan:
 
     @property
     def moved_rows(self) -> Fraction:
-        """The share of rows that are moved to private limits, if each is a unit of its own."""
-        return MOVED_ROWS
+        """The share of rows that are moved to private limits, if each is a unit of its own.
+
+        It is as small as the loss of a choice can tell from no rows at all, since moved rows change the results.
+        """
+        if self.shares is None:
+            return MOVED_ROWS
+        known = known_rows(self.design.rows, self.settings.context)
+        return moved_share(known, self.settings.spend, self.shares) or MOVED_ROWS
 
     @property
     def searches_radius(self) -> bool:
@@ -204,7 +224,7 @@ class MomentPlan:
         """Build the searches for centres, scales and the radius; their losses are still to be set."""
         found: list[BoundSearch] = []
         if self.design.standard == "private":
-            for place in self.design.numbers:
+            for place in self.design.private_numbers:
                 found += [self._centre_search(place), self._zoom_search(place)]
         return [*found, self._radius_search()] if self.searches_radius else found
 
@@ -278,6 +298,35 @@ class MomentPlan:
         return expr.Rounded("ceil", size, Fraction(1, SIZE_STEPS))
 
 
+def known_rows(relation: Relation, context: Context) -> float | None:
+    """Return the noisy size of the largest table that is read, or None."""
+    tables = {node.table for node in walk(relation) if isinstance(node, Scan)}
+    return float(max((context.noisy_rows(table) or 0 for table in tables), default=0)) or None
+
+
+def moved_share(rows: float | None, spend: Spend, shares: SearchShares) -> Fraction | None:
+    """Return the smallest share of rows that a search for a scale can tell from no rows; None if it is too large."""
+    epsilon = 2 * math.sqrt(spend.amount * shares.length) if spend.gaussian else float(spend.amount * shares.length)
+    informative = (rows or 0.0) * epsilon
+    if informative * float(MOST_MOVED) < MOVED_NEEDED:
+        return None
+    return Fraction(1, min(LEAST_MOVED, int(informative / MOVED_NEEDED)))
+
+
+def range_shares(rows: float | None, spend: Spend, numbers: int) -> SearchShares | None:
+    """Return the shares for choosing the private range of each of some numbers; None if too few rows are known.
+
+    All choices together take a quarter of the loss at most.
+    """
+    epsilon = 2 * math.sqrt(spend.amount) if spend.gaussian else float(spend.amount)
+    found = search_shares(rows or 0.0, epsilon, spend.gaussian)
+    if found is None:
+        return None
+    fit = min(Fraction(1), SEARCH_SHARE / (numbers * (found.middle + found.length)))
+    fitted = SearchShares(found.middle * fit, found.length * fit)
+    return fitted if moved_share(rows, spend, fitted) else None
+
+
 def has_single_rows(settings: Settings, relation: Relation) -> bool:
     """Return True if no unit has two rows of a relation: rows are units, or unique in their table."""
     single = settings.context.dataset.units[settings.unit].kind == "row"
@@ -298,6 +347,19 @@ def term_product(i: int, j: int) -> Expr:
     if i == 0:
         return terms[1]
     return expr.Arithmetic("*", terms[0], terms[1])
+
+
+def searches_with_shares(plan: MomentPlan) -> tuple[tuple[BoundSearch, ...], Fraction]:
+    """Return the searches of a plan with their losses, and the share of the loss that they leave."""
+    searches = plan.searches()
+    if not searches:
+        return (), Fraction(1)
+    if plan.shares is None:
+        return with_shares(searches, plan.settings, SEARCH_SHARE / len(searches)), 1 - SEARCH_SHARE
+    # A number has a search for its centre, and then one for its scale.
+    own = [plan.shares.middle, plan.shares.length] * (len(searches) // 2)
+    found = [with_shares([search], plan.settings, share) for search, share in zip(searches, own, strict=True)]
+    return tuple(search for (search,) in found), 1 - sum(own, Fraction(0))
 
 
 def read_moments(plan: MomentPlan, released: Released) -> Moments:

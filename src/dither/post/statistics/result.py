@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,7 +33,15 @@ class Result(Answer):
 
     def cells(self, row: int) -> list[str]:
         """Return a row as text: keys, and estimates with their intervals."""
-        return [plain_text(column.estimate.value[row]) if column.key else column.cell(row) for column in self.columns]
+        return [self._cell(column, row) for column in self.columns]
+
+    def _cell(self, column: AnswerColumn, row: int) -> str:
+        """Return a cell as text; one without an estimate or an interval is unknown."""
+        if column.key:
+            return plain_text(column.estimate.value[row])
+        found = column.estimate
+        nothing = np.isnan([float(part[row]) for part in (found.value, found.low, found.high)]).all()
+        return "unknown" if nothing else column.cell(row)
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary)
@@ -40,7 +49,9 @@ class Result(Answer):
 
 
 def plain_text(value: Any) -> str:
-    """Write a key; a number without the digits that binary fractions add."""
+    """Write a key; a number without the digits that binary fractions add, and "unknown" where there is none."""
+    if isinstance(value, float) and math.isnan(value):
+        return "unknown"
     return f"{value:.10g}" if isinstance(value, float) else answer_text(value)
 
 

@@ -43,7 +43,9 @@ def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], popul
 
 def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> Statistic[Result]:
     """Make the statistic of the ratio of two sums."""
-    plan = rows.plan([f"SUM({rows.column(over)}) / SUM({rows.column(under)}) AS ratio"], by=keys)
+    settings = rows.settings
+    planner = replace(settings.planner, spend=settings.spend)
+    plan = planner.plan(rows.question([f"SUM({rows.column(over)}) / SUM({rows.column(under)}) AS ratio"], by=keys))
 
     def build(measured: Measurements) -> Result:
         answer = measured.parts[0].answer(measured.settings, measured.releases)

@@ -18,6 +18,7 @@ from dither.post.options import read_whole
 from dither.post.statistics.core import SourceRows, Statistic
 from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, PairTree, fit_joint, total_count
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
+from dither.post.statistics.private_bins import choose_bins, with_private_bins
 from dither.post.statistics.result import Result, key_column, result_fields
 from dither.post.statistics.steps import Released
 from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors, noise_distance
@@ -66,18 +67,20 @@ def make_synthesis(
             f"synthetic data need a list of 2 to {MAX_COLUMNS} different columns, such as ['age', 'country'], got"
             f" {len(names)}{repeated}"
         )
-    attributes = read_attributes(source, names, bins or {})
+    relation = source.question(["COUNT(*)"]).relation
+    private = choose_bins(source, relation, read_attributes(source, names, bins or {}), bins or {})
+    attributes = private.attributes
     pairs = list(combinations(range(len(names)), 2))
     if max(attributes[i].size * attributes[j].size for i, j in pairs) > MAX_CELLS // 16:
         raise Unsupported(
             f"a pair of columns has more than {MAX_CELLS // 16:,} combinations of values; leave out the column with the"
             " most values, or cut numbers into fewer bins, such as bins={'age': 8}"
         )
-    relation = source.question(["COUNT(*)"]).relation
     plan = plan_marginals(source, relation, [(attributes[i].key, attributes[j].key) for i, j in pairs])
+    plan = with_private_bins(plan, private)
 
     def finish(released: Released) -> SyntheticData:
-        return build_synthesis(plan, released, attributes, pairs, seed)
+        return build_synthesis(plan, released, private.raw(released.chosen), pairs, seed)
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         return expected_distances(plan, parts[0][0], [attribute.size for attribute in attributes])
