@@ -101,7 +101,7 @@ def quote_assumptions(
 ) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data; `predicted` has the bounds that a profile shows."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    source = f"{_size_source(batch, context)} unless assumed_group_size= says otherwise"
+    source = f"{SIZE_NOTE} unless assumed_group_size= says otherwise{_size_error(batch, context)}"
     return (
         *bound_assumptions(batch, predicted),
         *(f"the errors of averages and ratios assume about {rows_text(size)} in each group{source}" for size in sizes),
@@ -124,13 +124,13 @@ def bound_assumptions(batch: BatchPlan, predicted: Mapping[str, EstimatedBound])
     )
 
 
-def _size_source(batch: BatchPlan | None, context: Context | None) -> str:
-    """Say where an assumed number of rows comes from, and how far that may be off if its noise is known."""
+def _size_error(batch: BatchPlan | None, context: Context | None) -> str:
+    """Say how far the noisy size of a table may be off, if its noise is known."""
     if batch is None or context is None or Profile.of(context.dataset) is not None:
-        return f"{SIZE_NOTE}{ROUGH_NOTE}"
+        return ROUGH_NOTE
     plans = [group.plan for group in batch.groups]
     error = max((size_error(context, [plan.question.relation], plan.unit) for plan in plans), default=0.0)
-    return f"{SIZE_NOTE}, which may be off by about {rough_number(error)}"
+    return f"; that size may be off by about {rough_number(error)} rows"
 
 
 def size_notes(
@@ -138,7 +138,7 @@ def size_notes(
 ) -> tuple[str, ...]:
     """Return notes on the numbers of rows that the expected errors of a statistic assume."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    source = _size_source(batch, context)
+    source = f"{SIZE_NOTE}{_size_error(batch, context)}"
     return tuple(f"errors that say so assume about {rows_text(size)}{source}" for size in sizes)
 
 
