@@ -15,7 +15,7 @@ from dither.post.options import read_text
 from dither.post.query.conflicting_units import conflicts
 from dither.post.session import Session
 from dither.post.statistics.core import default_unit
-from dither.privacy.protocol import Kernel
+from dither.privacy.protocol import LAST_PAGE, Kernel
 
 LONGEST_TOKEN = 8192
 # Refusals of a declared profile, after which the data are open all the same.
@@ -58,11 +58,17 @@ def open_kernel(
         return http_client.connect(str(target), token, **options), token
     from dither.privacy import kernel
 
+    place = _new_ledger(Path(target), **{name: options.get(name) for name in ("ledger", "another_ledger")})
     if options.get("measure_size", True) and options.get("schedule") is None and options.get("trusted", True):
         options.setdefault("size_later", show_measuring)
     opened = kernel.open_kernel(target, **options)
+    # Sizes that are measured at opening are a charge before anybody could have read a warning.
+    unasked = "size_later" not in options or opened.ledger.page(LAST_PAGE)[-1].kind == "dataset"
+    if place:
+        print(f"new ledger created at {place}: nothing is spent yet", file=sys.stderr)
     for event in opened.log.events:
-        if event["event"] == "finding":  # for whoever opens the data in this process: its curator
+        # For whoever opens the data in this process, its curator, until the first question on this version of the data.
+        if event["event"] == "finding" and unasked:
             print(f"WARNING: {event['finding']}", file=sys.stderr)
     name = account if account is not None else "analyst"
     for dataset in opened.datasets(name):
@@ -71,6 +77,15 @@ def open_kernel(
             print(f"WARNING: {conflict}", file=sys.stderr)
         _measure_declared_profile(session)
     return opened, name
+
+
+def _new_ledger(description: Path, ledger: str | Path | None, another_ledger: bool | None) -> str:
+    """Return the file of the ledger that opening a description will create; empty if it has one already."""
+    from dither.privacy.ledger.location import file_beside, find_ledger
+    from dither.privacy.ledger.store import is_database
+
+    place = find_ledger([description], file_beside(description), ledger, another=bool(another_ledger))
+    return "" if is_database(place) or Path(place).exists() else place
 
 
 def show_measuring(dataset: str) -> AbstractContextManager[object]:

@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "at": (pa.array(["01/05/2024"] * ROWS), "40 become 2024-01-01 (the earliest), since they are not spelt as dates"),
     "seen": (pa.array([1_714_564_800] * ROWS, pa.int64()), "in another zone than Europe/Paris, or in another unit"),
     "score": (pa.array([None] * ROWS, pa.date32()), "the column is stored as date, and a number is wanted"),
-    "smoker": (pa.array([[1]] * ROWS), "the column is of a type that is not read, and true or false is wanted"),
+    "smoker": (pa.array([[1]] * ROWS), "of a type that is not read, and true or false (1 or 0, but not 1.0) is wanted"),
     "person": (pa.array([None] * 4 + list(range(36)), pa.int64()), "4 of 40 (10%) rows of visits are dropped"),
 }  # fmt: skip
 
@@ -71,6 +71,24 @@ def written(path: Path, **changed: Any) -> Path:
     pq.write_table(pa.table({**GOOD, **changed}), path / "visits.parquet")
     (path / "dataset.yml").write_text(DESCRIPTION)
     return path / "dataset.yml"
+
+
+DECIMAL_KEYS = """\
+version: 1
+name: people
+tables:
+  people:
+    private: true
+    source: {kind: csv, path: people.csv}
+    unique: id
+    columns:
+      id: {type: identifier, kind: integer}
+      old: {type: boolean}
+units:
+  person: {kind: user, keys: {people: id}}
+budgets:
+  - {unit: person, kind: pure, epsilon: 10}
+"""
 
 
 def run(*arguments: object) -> Any:
@@ -168,6 +186,32 @@ def test_opening_tells_the_curator_and_no_analyst(tmp_path: Path, capsys: pytest
     assert said in shown.err and "WARNING" not in shown.out
     visible = [answer, session.quote("SELECT COUNT(*) AS n FROM visits", epsilon=1), session.dataset, session.budget]
     assert not any(said in f"{each!r}{each}" for each in visible)
+
+
+def test_findings_are_shown_until_the_first_question_and_a_new_ledger_is_announced_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    description = written(tmp_path, city=FAULTS["city"][0])
+    shown = []
+    for question in (False, True, False):
+        session = dither.connect(description)
+        if question:
+            session.sql("SELECT COUNT(*) AS n FROM visits", epsilon=1)
+        session.kernel.close()  # type: ignore[attr-defined]
+        shown.append(capsys.readouterr().err)
+    assert [FAULTS["city"][1] in text for text in shown] == [True, True, False]
+    assert ["nothing is spent yet" in text for text in shown] == [True, False, False]
+    assert shown[0].startswith(f"new ledger created at {description.with_suffix('.ledger')}: nothing")
+
+
+def test_keys_and_booleans_written_with_decimals_name_the_likely_cause(tmp_path: Path) -> None:
+    """Regression: pandas writes integers with missing values as 233.0, and all rows were dropped without a reason."""
+    description = tmp_path / "people.yml"
+    description.write_text(DECIMAL_KEYS)
+    (tmp_path / "people.csv").write_text("id,old\n1.0,1.0\n2.0,0.0\n")
+    warned = run("check", "--data", description).output
+    assert "an integer key (233, but not 233.0 or 0233)" in warned
+    assert "true or false (1 or 0, but not 1.0)" in warned
 
 
 def test_a_remote_kernel_writes_findings_to_the_private_log_only(

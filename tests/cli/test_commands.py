@@ -111,6 +111,13 @@ def test_a_file_that_cannot_be_written_or_found_is_named(tmp_path: Path) -> None
         assert status == 2 and f"there is no file {nowhere / name}" in error
 
 
+@pytest.mark.parametrize(("option", "given"), [("--epsilon", "1e9"), ("--rho", "1001")])
+def test_a_loss_beyond_every_budget_is_refused(option: str, given: str, tmp_path: Path) -> None:
+    """Regression: it was said to cost 1000, whatever was asked for."""
+    status, _, said = dither("quote", str(build(tmp_path)), "SELECT COUNT(*) FROM users", option, given)
+    assert status == 2 and f"error: {option} must be at most 1000, got '{given}'" in said
+
+
 def test_a_service_of_no_description_does_not_start(tmp_path: Path) -> None:
     """Regression: `dither serve` started its kernel again and again."""
     state = tmp_path / "state"

@@ -200,6 +200,7 @@ def test_a_tab_separates_fields(tmp_path: Path) -> None:
         (["1", "NaN", "0.5"], "decimal"),
         (["1" * 19], "text"),
         (["0", "1"], "integer"),
+        (["0.0016707600000103184", "68.94604024"], "decimal"),
         (["T", "f"], "boolean"),
         (["1,000"], "text"),
         (["2024-01-01", "2024-01-01 10:00"], "timestamp"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -197,9 +198,24 @@ def test_an_error_that_depends_on_the_spread_of_values_is_unknown_until_asked(co
     """Regression: these were quoted as if values were spread evenly, up to 50 times too small."""
     query = f"SELECT {column} AS x FROM users"
     quoted = blind.quote(query, epsilon=1)
-    assert not quoted["x"].known and "if values are spread evenly over their range)" in repr(quoted)
+    assert (
+        not quoted["x"].known and repr(quoted["x"]) == "x: unknown until asked: it depends on how the values are spread"
+    )
     with pytest.raises(InvalidParameter, match="the error of x depends on how the values are spread"):
         blind.sql(query, max_error=10**6)
+
+
+def test_a_quote_says_how_far_the_noisy_size_of_a_table_may_be_off(session: Session) -> None:
+    """Regression: 158,902 rows were assumed of a table of 69,659, and small ones alone were called rough."""
+    few, many = (session.quote(f"SELECT AVG({x}) AS a FROM {t}", epsilon=1) for x, t in COLUMNS_OF_TABLES)
+    found = [
+        re.findall(r"; that size may be off by about ([\d,.]+) rows", " ".join(each.notes)) for each in (few, many)
+    ]
+    one, other = (float(text.replace(",", "")) for (text,) in found)
+    assert 0 < one <= other
+
+
+COLUMNS_OF_TABLES = (("age", "users"), ("price", "actions"))
 
 
 def test_max_error_holds_where_the_data_are_as_assumed(session: Session) -> None:

@@ -19,8 +19,8 @@ ROWS_AT_OPENING = 100_000
 READABLE: dict[str, tuple[RawKind, ...]] = {
     "a number": ("integer", "decimal", "float", "text", "boolean"),
     "a date or time": ("date", "timestamp", "instant", "text", "integer"),
-    "true or false": ("boolean", "integer", "decimal", "float", "text"),
-    "an integer key": ("integer", "decimal", "float", "text"),
+    "true or false (1 or 0, but not 1.0)": ("boolean", "integer", "decimal", "float", "text"),
+    "an integer key (233, but not 233.0 or 0233)": ("integer", "decimal", "float", "text"),
     "a text": ("text", "integer", "boolean"),
 }
 
@@ -125,9 +125,9 @@ def _value_kind(domain: Domain) -> str:
         case Moment():
             return "a date or time"
         case Boolean():
-            return "true or false"
+            return "true or false (1 or 0, but not 1.0)"
         case Identifier(kind="integer") | Reference(kind="integer"):
-            return "an integer key"
+            return "an integer key (233, but not 233.0 or 0233)"
         case _:
             return "a text"
 

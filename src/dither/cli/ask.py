@@ -11,6 +11,7 @@ import typer
 from dither.cli.options import CONSOLE, PROGRESS, AsJson, compose_command, print_json, with_flags
 from dither.cli.sessions import OpenKernel, open_any_kernel, open_session
 from dither.errors import InvalidParameter
+from dither.loss import rational
 from dither.post.estimate.answer import Answer
 from dither.post.options import DEFAULTS, Form, Place, QueryOptions, options_of
 from dither.post.session import Session
@@ -55,6 +56,7 @@ OPTION_TYPES: dict[Form, Any] = {
     "aim": str,
     "flag": bool,
 }
+LARGEST_LOSS = {"epsilon": 1000, "rho": 1000}
 OPTION_MINIMUMS: dict[Form, int] = {"positive": 1, "count": 0}
 
 
@@ -64,6 +66,8 @@ def option_parser(place: Place) -> Callable[..., QueryOptions]:
     def read(**given: Any) -> QueryOptions:
         """Return the options of a session that were given on the command line."""
         options = {name: given[name] for name in options_of(place) if given[name] != _default(name)}
+        for name in LARGEST_LOSS.keys() & options.keys():
+            _check_loss(name, options[name])
         return cast(QueryOptions, options)
 
     hints = {
@@ -75,6 +79,12 @@ def option_parser(place: Place) -> Callable[..., QueryOptions]:
     )
     read.__annotations__ = hints
     return read
+
+
+def _check_loss(name: str, given: str) -> None:
+    """Refuse a loss that is larger than any budget: noise has a smallest scale, so the charge would be another one."""
+    if rational(given, name) > LARGEST_LOSS[name]:
+        raise InvalidParameter(f"--{name} must be at most {LARGEST_LOSS[name]}, got {given[:40]!r}")
 
 
 def _default(name: str) -> Any:

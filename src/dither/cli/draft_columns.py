@@ -43,12 +43,14 @@ DECLARATIONS: dict[Form, tuple[str, str]] = {
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none"})
 _WHOLE = r"[+-]?(0|[1-9]\d{0,17})"
+# As many decimals as are read, which are more than a double has.
+_FLOAT = r"(\.\d{1,30})?(e[+-]?\d{1,3})?"
 _DAY = r"\d{4}-\d{2}-\d{2}"
 # The form of a field decides, never its size; a number with leading zeros is a code. The first that fits all counts.
 FORMS: dict[Form, re.Pattern[str]] = {
     "boolean": re.compile(r"true|false|yes|no|t|f", re.IGNORECASE),
     "integer": re.compile(_WHOLE),
-    "decimal": re.compile(rf"{_WHOLE}(\.\d{{1,18}})?(e[+-]?\d{{1,3}})?", re.IGNORECASE),
+    "decimal": re.compile(_WHOLE + _FLOAT, re.IGNORECASE),
     "date": re.compile(_DAY),
     "timestamp": re.compile(rf"{_DAY}([ T]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?( ?(Z|[+-]\d{{2}}(:?\d{{2}})?))?)?"),
 }

@@ -20,7 +20,7 @@ from dither.post.estimate import typecheck
 from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, without_negatives
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.explain import IF_SPREAD, Expected, Explanation, explain_plan
+from dither.post.estimate.explain import Expected, Explanation, explain_plan
 from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import chosen_bounds, measured_columns
@@ -322,8 +322,7 @@ class Session(Statistics):
         if unknown:
             raise InvalidParameter(
                 f"max_error= cannot be solved: the error of {unknown[0].name} depends on how the values are spread, "
-                "which is seen only when the query is asked; give epsilon= instead: quote() says what it brings "
-                f"{IF_SPREAD}"
+                "which is seen only when the query is asked; give epsilon= instead"
             )
         if self._largest_half_width(plan_at(high)) > wanted:
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
@@ -370,7 +369,7 @@ class Session(Statistics):
             milliseconds=quoted.milliseconds,
             notes=(
                 *batch_notes(planned.plans),
-                *quote_assumptions(batch, columns, planned.predicted),
+                *quote_assumptions(batch, columns, planned.predicted, self.context),
                 *other_budget_notes(quoted.losses, unit, total),
                 *(share_notes(planned.plans[0]) if len(planned.plans) == 1 else ()),
                 *self._size_notes(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
-from dither.post.estimate.clipping import clipping_notes, raised_notes
+from dither.post.estimate.clipping import Clipping, clipping_notes, raised_notes, two_errors_note
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.query.query_plan import CellRef
 from dither.post.session import Session, options_for
@@ -67,7 +67,7 @@ def test_printing_says_how_many_rows_are_left_out(limit: int, ending: str | None
     [
         ("SELECT COUNT(*) FROM actions", r"each user adds at most [\d,]+ rows;"),
         ("SELECT action, COUNT(*) FROM actions GROUP BY action", r"each user adds at most [\d,]+ rows;"),
-        ("SELECT SUM(price) FROM actions", r"each user adds at most [\d,.e+]+ to the sum of values;"),
+        ("SELECT SUM(price) FROM actions", r"each user adds at most [\d,.e+]+ to the sum of values of price;"),
     ],
 )
 def test_a_note_describes_the_chosen_bound(query: str, rows: str, session: Session) -> None:
@@ -135,3 +135,12 @@ def test_numbers_have_the_digits_that_their_error_leaves(session: Session) -> No
     wide = replace(estimate, low=np.array([-np.inf]), high=np.array([np.inf]))
     assert replace(found["a"], estimate=wide).texts(0) == ("-0.004", "-inf", "inf")
     assert "." not in session.sql("SELECT COUNT(*) AS n FROM users", epsilon=1)["n"].cell(0)
+
+
+def test_what_clipping_removed_leaves_out_undefined_groups_and_is_said_to_be_unknown() -> None:
+    """Regression: "clipping removed about nan, at most inf" was printed."""
+    nan, three = np.array([np.nan, 2.0, 4.0]), np.array([1.0, 3.0, 5.0])
+    assert "about 3, at most 4;" in two_errors_note("s", Clipping(nan, three, three), 0.95, three)
+    unknown = np.array([np.inf] * 3)
+    for clipping in (Clipping(nan, unknown, three), Clipping(nan * np.nan, three, three)):
+        assert two_errors_note("s", clipping, 0.95, three) == "s: it is not known how much clipping removed"

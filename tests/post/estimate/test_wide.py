@@ -55,6 +55,12 @@ def test_clipping_that_is_not_known() -> None:
     assert note.endswith("make it narrower: noise alone leaves about ± 100")
 
 
+def test_a_cap_on_rows_is_no_remedy_where_each_unit_has_one_row() -> None:
+    found, noise = interval([1000.0], 500), interval([1000.0], 100)
+    ((several,), (single,)) = (wide_notes("n", found, noise, (Pure(1),), "person", one) for one in (False, True))
+    assert "max_rows" in several and "max_rows" not in single and "the others; CLAMP(x, low, high)" in single
+
+
 def test_an_answer_explains_itself(session: Session) -> None:
     answer = session.sql("SELECT country, COUNT(*) AS n FROM users GROUP BY country", epsilon="1/20")
     assert any(note.startswith("n: the interval is wider than half the value") for note in answer.notes)

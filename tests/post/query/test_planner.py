@@ -267,6 +267,6 @@ def test_an_answer_believes_the_model_by_which_its_bound_was_chosen(query: str, 
 
 def test_large_bounds_are_written_in_digits() -> None:
     """7.299e+05 was hard to read."""
-    search: Any = SimpleNamespace(quantity=Fraction(1, 100))
+    search: Any = SimpleNamespace(quantity=Fraction(1, 100), measure=None)
     assert bound_text(72_990_111, search) == "729,900 to the sum of values"
     assert bound_text(5_793, search) == "57.93 to the sum of values"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dither.errors import Unsupported
+from dither.errors import DitherError, Unsupported
 from dither.loss import Loss
 from dither.loss import to_json as loss_to_json
 from dither.plan.context import Context
@@ -42,7 +42,7 @@ from dither.post.estimate.typecheck import ValueType, domain_type, value_type
 from dither.post.estimate.wide import wide_notes
 from dither.post.estimate.windows import estimate_with_windows, resolve_windows
 from dither.post.formulas import Formula, KeyValue, NoisyCell, Values, as_affine, cells_of, is_missing
-from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes, precision_of
+from dither.post.query.query_plan import CellRef, QueryPlan, answer_axes, at_largest_bounds, precision_of
 from dither.privacy.protocol import Release, UnitLoss
 from dither.schema import Precision
 
@@ -404,16 +404,25 @@ def build_answer(
         keys[str(position)] = pa.array([values[row] for row in rows])
     losses = tuple(unit.loss for release in releases for unit in release.losses if unit.unit == plan.unit)
 
+    one_row = _has_one_row(plan, context)
     wide = [
         note
         for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
         if cells_of(output.node) and column.precision is None
-        for note in wide_notes(column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit)
+        for note in wide_notes(column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit, one_row)
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
         (*plan.notes, *clipping_notes(plan, bounds), *_two_errors_notes(answer_columns, confidence), *undefined, *wide),
     )  # fmt: skip
+
+
+def _has_one_row(plan: QueryPlan, context: Context) -> bool:
+    """Return True if a unit has at most one of the rows that a query reads."""
+    try:
+        return at_largest_bounds(plan.question.relation).stability(context, plan.unit).max_rows == 1
+    except DitherError:
+        return False
 
 
 def _is_additive(node: Formula, plan: QueryPlan) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.intervals import Estimate, Measured, NoisyColumn
 from dither.post.formulas import Formula, NoisyCell, Values, cells_of, evaluate
 from dither.post.noise import Floats
-from dither.post.query.query_plan import CellRef, QueryPlan
+from dither.post.query.query_plan import SUM_OF, CellRef, QueryPlan
 
 FEW_ROWS = 4
 # Add-backs below this share of all contributions are not worth a note.
@@ -114,7 +115,7 @@ def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, 
 
 def _of_rows(bound: EstimatedBound) -> bool:
     """Return True for a bound on rows, False for one on sums of values."""
-    return bound.limit.endswith(("row", "rows"))
+    return SUM_OF not in bound.limit
 
 
 def unseen_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
@@ -165,9 +166,16 @@ def raised_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tuple
 
 def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width: Any) -> str:
     """Tell noise and clipping apart for a column: medians over its groups."""
-    noise, estimate, most = (float(np.median(part)) for part in (clipping.noise, clipping.estimate, clipping.most))
+    defined = [~np.isnan(part) for part in (clipping.noise, clipping.estimate, clipping.most, half_width)]
+    rows = np.logical_and.reduce(np.broadcast_arrays(*defined))
+    noise, estimate, most, half = (
+        float(np.median(np.broadcast_to(part, rows.shape)[rows])) if rows.any() else math.inf
+        for part in (clipping.noise, clipping.estimate, clipping.most, half_width)
+    )
+    if not math.isfinite(most):
+        return f"{name}: it is not known how much clipping removed"
     return (
         f"{name}: the standard error is {rough_number(noise)} from noise alone; clipping removed about"
         f" {rough_number(estimate)}, at most {rough_number(most)}; the {confidence:.0%} interval,"
-        f" {rough_number(2 * float(np.median(half_width)))} wide, covers both"
+        f" {rough_number(2 * half)} wide, covers both"
     )

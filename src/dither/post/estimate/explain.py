@@ -90,6 +90,8 @@ class Expected:
         where = f" in a group of {rows_text(self.rows)}" if self.rows is not None else ""
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
         width += f" {self.unit}{where}" if self.unit else where
+        if not self.known and IF_SPREAD in self.given:
+            return f"{UNKNOWN}: it depends on how the values are spread"  # which nothing public predicts
         if not self.known:
             return f"{UNKNOWN} ({width} {self.given or AT_BOUNDS})"
         return f"{width} {self.given}" if self.given else width

@@ -12,12 +12,14 @@ from dither.plan.relations.filter import Filter
 from dither.plan.relations.joins import PublicJoin
 from dither.plan.relations.mark_join import MarkJoin
 from dither.plan.traversal import unfilled_limits, walk
-from dither.post.display import html_table, loss_text
+from dither.post.display import html_table, loss_text, rough_number
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, expected_errors, rows_text
+from dither.post.estimate.profile import Profile
 from dither.post.query.batch import BatchPlan
 from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
 from dither.post.query.request import default_bound, with_known_bounds
+from dither.post.query.typical_rows import size_error
 from dither.privacy.protocol import Measurement, UnitLoss
 
 PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
@@ -92,14 +94,17 @@ def ranged_searches(plan: QueryPlan) -> list[ContributionSearch]:
 
 
 def quote_assumptions(
-    batch: BatchPlan, columns: Sequence[Expected], predicted: Mapping[str, EstimatedBound] = MappingProxyType({})
+    batch: BatchPlan,
+    columns: Sequence[Expected],
+    predicted: Mapping[str, EstimatedBound] = MappingProxyType({}),
+    context: Context | None = None,
 ) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data; `predicted` has the bounds that a profile shows."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    source = f"{SIZE_NOTE} unless assumed_group_size= says otherwise{ROUGH_NOTE}"
+    source = f"{SIZE_NOTE} unless assumed_group_size= says otherwise{_size_error(batch, context)}"
     return (
         *bound_assumptions(batch, predicted),
-        *(f"the errors of averages and ratios assume {rows_text(size)} in each group{source}" for size in sizes),
+        *(f"the errors of averages and ratios assume about {rows_text(size)} in each group{source}" for size in sizes),
     )
 
 
@@ -119,10 +124,22 @@ def bound_assumptions(batch: BatchPlan, predicted: Mapping[str, EstimatedBound])
     )
 
 
-def size_notes(columns: Sequence[Expected]) -> tuple[str, ...]:
+def _size_error(batch: BatchPlan | None, context: Context | None) -> str:
+    """Say how far the noisy size of a table may be off, if its noise is known."""
+    if batch is None or context is None or Profile.of(context.dataset) is not None:
+        return ROUGH_NOTE
+    plans = [group.plan for group in batch.groups]
+    error = max((size_error(context, [plan.question.relation], plan.unit) for plan in plans), default=0.0)
+    return f"; that size may be off by about {rough_number(error)} rows"
+
+
+def size_notes(
+    columns: Sequence[Expected], batch: BatchPlan | None = None, context: Context | None = None
+) -> tuple[str, ...]:
     """Return notes on the numbers of rows that the expected errors of a statistic assume."""
     sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    return tuple(f"errors that say so assume {rows_text(size)}{SIZE_NOTE}{ROUGH_NOTE}" for size in sizes)
+    source = f"{SIZE_NOTE}{_size_error(batch, context)}"
+    return tuple(f"errors that say so assume about {rows_text(size)}{source}" for size in sizes)
 
 
 def _drops_rows(plan: QueryPlan) -> bool:

@@ -16,8 +16,13 @@ WIDE = 0.5
 LARGEST_FACTOR = 50.0
 
 
-def wide_notes(name: str, found: Estimate, noise_alone: Estimate, losses: Sequence[Loss], unit: str) -> tuple[str, ...]:
-    """Return a note if a column has wide intervals; `noise_alone` has those that leave clipping out."""
+def wide_notes(
+    name: str, found: Estimate, noise_alone: Estimate, losses: Sequence[Loss], unit: str, one_row: bool = False
+) -> tuple[str, ...]:
+    """Return a note if a column has wide intervals; `noise_alone` has those that leave clipping out.
+
+    With `one_row` for each unit, a cap on rows is no remedy.
+    """
     if np.asarray(found.value).dtype.kind not in "fiu":
         return ()
     value, width = np.abs(np.asarray(found.value, float)), _width(found)
@@ -29,19 +34,19 @@ def wide_notes(name: str, found: Estimate, noise_alone: Estimate, losses: Sequen
         noise_share = np.median(np.nan_to_num(noise_width / width[wide], nan=1.0))
         factor = float(np.median(width[wide] / (WIDE * value[wide])))
     if noise_share < 0.5:
-        reason = _unknown_clipping(unit, float(np.median(noise_width)) / 2)
+        reason = _unknown_clipping(unit, float(np.median(noise_width)) / 2, one_row)
     else:
         reason = _large_noise(f"so few {unit}s" if len(value) == 1 else "", factor, losses)
     where = f" in {int(wide.sum())} of {len(value)} rows" if len(value) > 1 else ""
     return (f"{name}: the interval is wider than half the value{where}, because {reason}",)
 
 
-def _unknown_clipping(unit: str, noise: float) -> str:
+def _unknown_clipping(unit: str, noise: float, one_row: bool) -> str:
     """Explain an interval that clipping makes wide; `noise` is half the width that noise alone would leave."""
+    cap = "" if one_row else f"a cap on a {unit}'s rows (max_rows in the description), "
     reason = (
-        f"it is not known how much clipping removed: a few {unit}s may contribute far more than the others; "
-        f"a cap on a {unit}'s rows (max_rows in the description), CLAMP(x, low, high) in the query, or "
-        "max_contributions= for an answer about clipped data make it narrower"
+        f"it is not known how much clipping removed: a few {unit}s may contribute far more than the others; {cap}"
+        "CLAMP(x, low, high) in the query, or max_contributions= for an answer about clipped data make it narrower"
     )
     return reason + (f": noise alone leaves about ± {noise:,.3g}" if np.isfinite(noise) else "")
 

@@ -18,12 +18,14 @@ from dither.post import formulas
 from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS
 from dither.post.query.bins import Bins, QuantileLevel
 from dither.post.query.question import Ordering, OutputColumn, Question
+from dither.post.query.term_names import summed_text
 from dither.post.query.typical_rows import TYPICAL_ROWS
 from dither.privacy.protocol import KnownSize
 from dither.schema import Precision, Scalar
 
 # Tags of bounds that may be chosen privately: on a unit's counts ("mass"), on its rows, and on each sum of its values.
 MASS, ROWS, VALUES = "mass", "rows", "values"
+SUM_OF = " to the sum of "
 CLIPPED_NOTE = "this is an answer about clipped data"
 LARGEST_CLIP = 1 << 31
 LARGEST_ROWS = 1 << 12
@@ -249,7 +251,7 @@ def bound_name(tag: str) -> str:
 def bound_text(bound: int, search: ContributionSearch) -> str:
     """Write a bound as the most that a unit may add: in rows, rounded up, or in the unit of the sum."""
     if search.quantity is not None:
-        return f"{float(f'{float(bound * search.quantity):.4g}'):,.12g} to the sum of values"
+        return f"{float(f'{float(bound * search.quantity):.4g}'):,.12g}{SUM_OF}{summed_text(search.measure)}"
     whole = -(-bound // search.row_size)
     return f"{whole:,} row{'' if whole == 1 else 's'}"
 

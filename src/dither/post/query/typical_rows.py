@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dither.plan.context import Context
 from dither.plan.relations.core import Relation
 from dither.plan.relations.scan import Scan
@@ -13,6 +15,8 @@ TYPICAL_ROWS = 16
 ABOVE_MEAN = 4
 # Sizes count at most this many rows of a unit; they tell something from this many times the scale of their noise on.
 SIZE_ROWS, CLEAR = 256, 4
+# Laplace noise is within this many times its scale with a probability of 95%.
+WITHIN = 3.0
 
 
 def typical_rows(context: Context, relation: Relation, unit: str) -> int:
@@ -34,6 +38,14 @@ def known_units(context: Context, unit: str) -> int | None:
 def row_noise(context: Context) -> float:
     """Return about the scale of the noise in the number of rows."""
     return size_noise(context) * SIZE_ROWS
+
+
+def size_error(context: Context, relations: Iterable[Relation], unit: str) -> float:
+    """Return about how far the noisy number of rows of the tables that relations read may be off, 19 times of 20."""
+    scans = [Scan(node.table) for relation in relations for node in walk(relation) if isinstance(node, Scan)]
+    most = (scan.stability(context, unit).max_rows for scan in scans)
+    rows = max((SIZE_ROWS if each is None else min(each, SIZE_ROWS) for each in most), default=SIZE_ROWS)
+    return WITHIN * size_noise(context) * rows
 
 
 def size_noise(context: Context) -> float:

@@ -387,7 +387,7 @@ class Statistic(Generic[R]):
             notes=(
                 *batch_notes([part.plan for part in self.parts]),
                 *bound_assumptions(batch, predicted),
-                *size_notes(columns),
+                *size_notes(columns, batch, settings.context),
                 *self.notes,
                 *other_budget_notes(quoted.losses, settings.unit, settings.spend.loss),
             ),

@@ -109,7 +109,8 @@ class SteppedStatistic(Statistic[R]):
         quoted = settings.asker.kernel.quote(self.request(), settings.asker.token)
         expected: Sequence[Expected] = () if self.expect is None else self.expect([self.step_measurements()])
         own = [part.loss for part in quoted.losses if part.unit == settings.unit]
-        loss = own[0] if own else settings.spend.loss
+        asked = settings.spend.loss
+        loss = own[0] if own and type(own[0]) is type(asked) else asked
         return Quote(
             loss=loss,
             losses=quoted.losses,

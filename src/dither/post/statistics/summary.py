@@ -10,14 +10,12 @@ from scipy import special
 
 from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer, AnswerColumn
-from dither.post.estimate.explain import Expected
+from dither.post.estimate.explain import IF_SPREAD, Expected
 from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
 from dither.post.statistics.power import share_with_sampling
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
 from dither.schema import Boolean
-
-EVEN_VALUES = "if values are even over their declared ranges"
 
 
 def make_proportion(rows: SourceRows, condition: str, keys: Sequence[str], population: bool) -> Statistic[Result]:
@@ -52,7 +50,7 @@ def make_ratio(rows: SourceRows, over: str, under: str, keys: Sequence[str]) -> 
         return result_of(answer, answer.columns, f"sum of {over} over sum of {under}", answer.notes)
 
     def extend(columns: Sequence[Expected]) -> list[Expected]:
-        return [replace(column, known=False, given=EVEN_VALUES) for column in columns]
+        return [replace(column, known=False, given=IF_SPREAD) for column in columns]
 
     return Statistic(rows.settings, (Part(plan),), build, extend=extend)
 
