@@ -76,7 +76,7 @@ def regression(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         session = open_table(Path(name), table, columns, ROWS, PURE)
         source, names = read_rows(session, "t", {"epsilon": 1}), ["age", "hours", "tenure", "pay"]
-        plan = moment_plan(source, names, read_columns(source, names), None)
+        plan = moment_plan(source, names, read_columns(source, names), "declared")
         measure = plan.measure()
         noise = expected_noise(
             session.context,

@@ -39,6 +39,10 @@ from dither.post.statistics.result import Result, key_column, noisy_column, resu
 from dither.schema import Boolean, Category, Domain, Number
 
 SIMULATIONS = 4_999
+CLIPPED_NOTE = (
+    "values are moved into a private span: errors include what that may change, so equal means are rejected less often "
+    "than the confidence says"
+)
 # A group whose count is not this many standard deviations above 0 has no usable mean.
 SURE_COUNT = 5.0
 
@@ -119,7 +123,8 @@ def make_comparison(rows: SourceRows, value: str, by: str, trend: Any) -> Statis
         answer = measured.parts[0].answer(measured.settings, measured.releases)
         laplace = any(part.noise().kind == "laplace" for part in measured.parts)
         groups = group_means(answer, labels, widest, "laplace" if laplace else "gaussian")
-        return compare_groups(measured, groups, f"{value} by {by}", scores)
+        clipped = answer["mean"].clipping is not None
+        return compare_groups(measured, groups, f"{value} by {by}", scores, [CLIPPED_NOTE] if clipped else [])
 
     spread = 0.5 if has_two_values(rows.domain(value)) else None
 
@@ -175,7 +180,9 @@ def group_means(answer: Answer, labels: Sequence[Any], widest: float, kind: Nois
     return GroupMeans(tuple(labels), np.asarray(size.value, float), means, variances, errors, usable)
 
 
-def compare_groups(measured: Measurements, groups: GroupMeans, title: str, scores: Floats | None) -> Comparison:
+def compare_groups(
+    measured: Measurements, groups: GroupMeans, title: str, scores: Floats | None, more_notes: Sequence[str] = ()
+) -> Comparison:
     """Test that all usable groups have one mean, or that there is no trend."""
     level, use = measured.settings.confidence, np.flatnonzero(groups.usable)
     defined = len(use) >= 2
@@ -184,7 +191,7 @@ def compare_groups(measured: Measurements, groups: GroupMeans, title: str, score
         key_column("group", [str(label) for label in groups.labels]),
         noisy_column("mean", groups.means, groups.std_errors, groups.means - half, groups.means + half),
     ]
-    notes = [population_note(measured.settings)]
+    notes = [population_note(measured.settings), *more_notes]
     if not groups.usable.all():
         small = ", ".join(str(groups.labels[i]) for i in np.flatnonzero(~groups.usable))
         notes.append(f"left out, since the noise hides their size: {small}; spend more, or use larger groups")
