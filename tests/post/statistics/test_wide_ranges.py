@@ -128,9 +128,12 @@ def test_components_that_noise_hides_are_unknown(world: World) -> None:
 
 
 def test_directions_of_equal_variances_are_unknown(world: World) -> None:
-    found = world(WIDE).components("people", ["region", "owner"], epsilon=0.01)
-    assert np.isnan(found.components_).all() and "noise hides the direction of" in str(found)
-    assert np.isfinite(found.explained_variance_).all()
+    """Of 20 draws some 19 hide the directions; that fewer than 8 do has a probability below 1e-9."""
+    session = world(WIDE)
+    found = [session.components("people", ["region", "owner"], epsilon="0.02", repeat=draw) for draw in range(20)]
+    hidden = [one for one in found if np.isnan(one.components_).all()]
+    assert len(hidden) >= 8 and all("noise hides the direction of" in str(one) for one in hidden)
+    assert all(np.isfinite(one.explained_variance_).all() for one in found)
 
 
 @BOTH

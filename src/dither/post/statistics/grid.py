@@ -19,6 +19,7 @@ from dither.plan.measures.clipped import ClippedSums
 from dither.plan.measures.core import Measure
 from dither.plan.measures.sums import Count
 from dither.plan.relations.filter import Filter
+from dither.post.estimate.measured import cell_shares
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.aggregated_values import without_null
 from dither.post.query.query_plan import CellRef, QueryPlan
@@ -146,9 +147,11 @@ class FittedTree:
         return counts, np.asarray(np.add.reduceat(self.errors, edges, axis=1).std(axis=0))
 
 
-def fit_tree(tree: Tree, parts: Sequence[MeasuredPart]) -> FittedTree:
-    """Fit all levels of a tree, and simulate the errors of the fit."""
-    measured = [level_counts(part) for part in parts]
+def fit_tree(tree: Tree, parts: Sequence[MeasuredPart], restored: bool = False) -> FittedTree:
+    """Fit all levels of a tree, and simulate the errors of the fit; see `level_counts` for `restored`."""
+    measured = [level_counts(part, restored) for part in parts]
+    if restored and any(part.bounds for part in parts):
+        measured = on_one_scale(tree, measured)
     noises = tuple(noise for _, noise in measured)
     margins = [
         Margin(names, _pad(counts[None, :], shape)[0], noise.variance)
@@ -181,11 +184,41 @@ def _sizes(digits: tuple[int, ...]) -> dict[str, int]:
     return {f"digit {depth}": size for depth, size in enumerate(digits)}
 
 
-def level_counts(part: MeasuredPart) -> tuple[Floats, ScaledNoise]:
-    """Return the noisy counts of a part with a single count, and their noise."""
+def on_one_scale(tree: Tree, levels: Sequence[tuple[Floats, ScaledNoise]]) -> list[tuple[Floats, ScaledNoise]]:
+    """Scale the counts of all levels to those of the first: their bounds differ, and so do errors of what was removed.
+
+    Only cells with rows say by how much: the scale is that of a regression of the first level on another's sums.
+    """
+    first = levels[0][0]
+    found = [levels[0]]
+    for (_, shape), (counts, noise) in zip(_levels(tree.digits)[1:], levels[1:], strict=True):
+        sums = _pad(counts[None, :], shape)[0].reshape(shape[0], -1).sum(axis=1)[: len(first)]
+        squares = float(sums @ sums)
+        scale = float(first @ sums) / squares if squares > 0 else 1.0
+        found.append((counts * min(2.0, max(0.5, scale)), noise))
+    return found
+
+
+def level_counts(part: MeasuredPart, restored: bool = False) -> tuple[Floats, ScaledNoise]:
+    """Return the noisy counts of a part with a single count, and their noise.
+
+    Counts that are `restored` have what a bound is estimated to have removed added back.
+    """
     source = part.plan.sources[0]
     factor = source.factor if isinstance(source, CellRef) else 1
-    return part.values()[:, 0] / factor, part.noise().times(1 / factor)
+    counts = part.values()[:, 0] / factor
+    for bound in part.bounds.values() if restored else ():
+        share = cell_shares(counts, float(counts.sum()), 1.0)
+        counts = counts + row_step(part) * bound.missing(share, 0.95)[0]
+    return counts, part.noise().times(1 / factor)
+
+
+def row_step(part: MeasuredPart) -> float:
+    """Return the rows that a step of a part's bound stands for."""
+    source = part.plan.sources[0]
+    if not isinstance(source, CellRef):
+        return 1.0
+    return float(source.quantity_per_step or part.released[0].steps[source.value_index] / source.factor)
 
 
 def _pad(counts: Floats, shape: tuple[int, ...]) -> Floats:

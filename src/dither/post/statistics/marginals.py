@@ -95,10 +95,13 @@ class Attribute:
             return [plain(self.values[place]) for place in places]
         lows = np.array([float(edge) for edge in self.edges[:-1]])[places]
         highs = np.array([float(edge) for edge in self.edges[1:]])[places]
-        step = float(self.step)
-        steps = np.floor((lows + (highs - lows) * random.random(len(places))) / step)
-        whole = self.step.denominator == 1
-        return [int(count) * int(self.step) if whole else round(float(count) * step, 10) for count in steps]
+        return self.values_at(np.floor((lows + (highs - lows) * random.random(len(places))) / float(self.step)))
+
+    def values_at(self, steps: Floats) -> list[Any]:
+        """Return the values that are so many steps."""
+        if self.step.denominator == 1:
+            return [int(count) * int(self.step) for count in steps]
+        return [round(float(count) * float(self.step), 10) for count in steps]
 
 
 def plain(value: Scalar) -> Any:

@@ -17,7 +17,9 @@ import numpy as np
 from dither.errors import InvalidParameter
 from dither.loss import rational
 from dither.plan import expressions as expr
+from dither.post.estimate.answer import AnswerColumn
 from dither.post.estimate.explain import Expected, default_group_size
+from dither.post.estimate.measured import cell_shares
 from dither.post.estimate.prediction import expected_rows, expected_units
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
@@ -26,7 +28,7 @@ from dither.post.query.query_plan import QueryPlan
 from dither.post.query.value_grid import ValueGrid, make_equal_grid, make_grid
 from dither.post.statistics.arguments import LARGEST_LIST, read_list
 from dither.post.statistics.contingency import normal_factor
-from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.core import MeasuredPart, Measurements, Part, SourceRows, Statistic, expected_noise
 from dither.post.statistics.grid import (
     MOST_LEAVES,
     FittedTree,
@@ -37,6 +39,7 @@ from dither.post.statistics.grid import (
     plan_cells,
     plan_grid,
     plan_tree,
+    row_step,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.selection import mechanism_at, selection_gap
@@ -59,6 +62,8 @@ SAMPLING_NOTE = (
 # A band for all ranks at once is as wide by sampling as if the variance of a rank were this, for each row.
 BAND_VARIANCE = 0.57
 POINTS_NOTE = "there are no intervals: the whole loss went to the points, which are off by some rows in rank"
+# A note suggests other bins if one of several equal ones has a larger share of all rows than this.
+CROWDED = 0.9
 NO_ROWS = "the noisy number of rows is not above 0, so the shares are not defined"
 
 
@@ -308,6 +313,8 @@ class Histogram(Result):
     edges: tuple[float, ...] = ()
 
 
+PRIVATE_NOTE = "the edges are noisy quantiles, chosen in the same charge; the counts have noise of their own"
+RESTORED_NOTE = "counts include an estimate of what bounds removed, and their intervals allow for its error"
 BIN_NOTE = "a bin has the values from its first end up to those below its second; the last bin has its second end, too"
 
 
@@ -325,17 +332,43 @@ def make_histogram(
     ends = [float(whole.lo), *map(float, edges), float(whole.hi)]
 
     def build(measured: Measurements) -> Histogram:
-        counts, noise = level_counts(measured.parts[0])
-        half = interval_half_width([noise], measured.settings.confidence)
-        spread = np.full(len(counts), noise.std)
-        columns = [*bin_columns(ends), noisy_column("n", counts, spread, counts - half, counts + half)]
-        fields = result_fields(measured, f"histogram of {column}", columns, notes=[BIN_NOTE])
+        counted = bin_counts(measured)
+        notes = [BIN_NOTE, *restored_notes(measured.parts[0])]
+        notes += crowded_note(counted.estimate.value, ends) if isinstance(bins, int | np.integer) else []
+        fields = result_fields(measured, f"histogram of {column}", [*bin_columns(ends), counted], notes=notes)
         return Histogram(**fields, edges=tuple(ends))
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         return [expected_noise(rows.settings, "a bin", plan, parts[0])]
 
     return Statistic(rows.settings, (Part(plan),), build, expect)
+
+
+def bin_counts(measured: Measurements) -> AnswerColumn:
+    """Return the counts of public bins; where units have a bound, as COUNT(*) by group estimates them."""
+    part = measured.parts[0]
+    if part.bounds:
+        return replace(part.answer(measured.settings, measured.releases).columns[-1], name="n")
+    counts, noise = level_counts(part)
+    half = interval_half_width([noise], measured.settings.confidence)
+    return noisy_column("n", counts, np.full(len(counts), noise.std), counts - half, counts + half)
+
+
+def restored_notes(part: MeasuredPart) -> list[str]:
+    """Say that counts have what a bound removed added back, if one may have removed anything."""
+    return [] if all(bound.clips_nothing for bound in part.bounds.values()) else [RESTORED_NOTE]
+
+
+def crowded_note(counts: Floats, ends: Sequence[float]) -> list[str]:
+    """Suggest other bins if one of several equal bins has nearly all rows."""
+    place, total = int(np.argmax(counts)), float(np.maximum(counts, 0.0).sum())
+    if counts[place] <= CROWDED * total:
+        return []
+    low, high = ends[place], ends[place + 1]
+    return [
+        f"{counts[place] / total:.0%} of all rows are in one bin, from {low:g} to {high:g}: the declared range is wide "
+        "for them; bins='private' chooses bins with about as many rows each, in one charge"
+    ]
 
 
 def public_edges(domain: object, bins: int | Sequence[Any]) -> tuple[Fraction, ...]:
@@ -375,18 +408,28 @@ def _private_histogram(rows: SourceRows, column: str, most: int) -> Statistic[Hi
     def build(measured: Measurements) -> Histogram:
         inner = sorted({int(place) for place in measured.parts[0].released[0].values} - {0})
         starts = [0, *inner]
-        fitted = fit_tree(tree, measured.parts[1:])
+        fitted, confidence = fit_tree(tree, measured.parts[1:], restored=True), measured.settings.confidence
         counts, error = fitted.between(starts)
-        half = normal_factor(fitted.laplace, measured.settings.confidence) * error
+        half = normal_factor(fitted.laplace, confidence) * error
+        less, more = clipping_errors(counts, measured.parts[1], confidence)
+        low, high = counts - np.hypot(half, less), counts + np.hypot(half, more)
+        error = np.hypot(error, (less + more) / (2 * normal_factor(False, confidence)))
         lows = tree.grid.low_ends()
         ends = [*(float(lows[start]) for start in starts), float(tree.grid.hi)]
-        columns = [*bin_columns(ends), noisy_column("n", counts, error, counts - half, counts + half)]
-        note = "the edges are noisy quantiles, chosen in the same charge; the counts have noise of their own"
-        return Histogram(
-            **result_fields(measured, f"histogram of {column}", columns, notes=[BIN_NOTE, note]), edges=tuple(ends)
-        )
+        columns = [*bin_columns(ends), noisy_column("n", counts, error, low, high)]
+        notes = [BIN_NOTE, PRIVATE_NOTE, *restored_notes(measured.parts[1])]
+        return Histogram(**result_fields(measured, f"histogram of {column}", columns, notes=notes), edges=tuple(ends))
 
     return Statistic(rows.settings, parts, build, lambda parts: expected_ranks(rows, plans, parts[1:]))
+
+
+def clipping_errors(counts: Floats, part: MeasuredPart, confidence: float) -> tuple[Floats, Floats]:
+    """Return how much less, and how much more, the bound of a part may have removed from counts than was added back."""
+    less = more = np.zeros(len(counts))
+    share = cell_shares(counts, float(counts.sum()), 1.0)
+    for bound in part.bounds.values():
+        less, more = (row_step(part) * each for each in bound.missing(share, confidence)[1:])
+    return less, more
 
 
 def bin_columns(ends: Sequence[float]) -> list[Any]:

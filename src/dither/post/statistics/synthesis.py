@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -14,8 +14,17 @@ import pyarrow as pa
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.estimate.answer import AnswerColumn, import_optional
 from dither.post.estimate.explain import Expected, unknown_error
+from dither.post.noise import Floats
 from dither.post.options import read_whole
 from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.growing_bins import (
+    coarse_note,
+    column_shares,
+    draw_values,
+    trim_bins,
+    trim_note,
+    with_growing_bins,
+)
 from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, PairTree, fit_joint, total_count
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.private_bins import choose_bins, with_private_bins
@@ -67,8 +76,15 @@ def make_synthesis(
             f"synthetic data need a list of 2 to {MAX_COLUMNS} different columns, such as ['age', 'country'], got"
             f" {len(names)}{repeated}"
         )
-    relation = source.question(["COUNT(*)"]).relation
-    private = choose_bins(source, relation, read_attributes(source, names, bins or {}), bins or {})
+    relation, given = source.question(["COUNT(*)"]).relation, bins or {}
+    private = choose_bins(source, relation, read_attributes(source, names, given), given)
+    growing = [
+        place
+        for place, attribute in enumerate(private.declared)
+        if attribute.edges and attribute.name not in given and place not in private.ranges
+    ]
+    declared = [with_growing_bins(one) if place in growing else one for place, one in enumerate(private.declared)]
+    private = replace(private, declared=tuple(declared))
     attributes = private.attributes
     pairs = list(combinations(range(len(names)), 2))
     if max(attributes[i].size * attributes[j].size for i, j in pairs) > MAX_CELLS // 16:
@@ -80,7 +96,7 @@ def make_synthesis(
     plan = with_private_bins(plan, private)
 
     def finish(released: Released) -> SyntheticData:
-        return build_synthesis(plan, released, private.raw(released.chosen), pairs, seed)
+        return build_synthesis(plan, released, private.raw(released.chosen), growing, seed)
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         return expected_distances(plan, parts[0][0], [attribute.size for attribute in attributes])
@@ -106,14 +122,14 @@ def expected_distances(plan: MarginalPlan, measurement: Measurement, sizes: Sequ
 
 
 def build_synthesis(
-    plan: MarginalPlan, released: Released, attributes: Sequence[Attribute], pairs: Sequence[tuple[int, int]], seed: int
+    plan: MarginalPlan, released: Released, declared: Sequence[Attribute], growing: Sequence[int], seed: int
 ) -> SyntheticData:
     """Fit the joint distribution, draw as many rows as were counted, and report on every column and pair."""
+    noise, measured = released.noise(), pair_tables(released, [attribute.size for attribute in declared])
+    tables, attributes = trim_bins(measured, declared, growing, noise.std)
     sizes = [attribute.size for attribute in attributes]
-    tables = {pair: table_of(released, part).reshape(sizes[pair[0]], sizes[pair[1]]) for part, pair in enumerate(pairs)}
-    noise = released.noise()
     iterations = ITERATIONS if released.releases else 1  # a rehearsal needs no good fit
-    joint, count = fit_joint(sizes, tables, noise.variance, iterations), total_count(tables)
+    joint, count = fit_joint(sizes, tables, noise.variance, iterations), total_count(measured)
     errors = estimate_errors(joint, sizes, tables, noise, bool(released.releases))
     rows = draw_rows(joint, attributes, min(round(count), MAX_ROWS), seed)
     kind = (
@@ -122,17 +138,30 @@ def build_synthesis(
     summary = (
         f"{rows.num_rows:,} synthetic rows of {len(attributes)} columns, from {kind} ({prod(sizes):,} combinations)",
         *error_lines(errors),
+        *(
+            line
+            for each, shares in zip(attributes, column_shares(joint, len(sizes)), strict=True)
+            for line in coarse_note(each, shares)
+        ),
     )
     notes = [
         *plan.notes,
         "three columns or more together follow from pairs, which is an assumption: their errors are not measured",
         "errors are about the rows that count: what a bound leaves out is not in them",
         f"a combination of values that fewer than about {4 * noise.std:,.0f} rows have is mostly noise",
-        "numbers are spread evenly over their bins; a synthetic row that equals somebody's record does so by chance",
+        *(note for before, after in zip(declared, attributes, strict=True) for note in trim_note(before, after)),
+        "values within a bin are made up: evenly spread, or rarer outwards if bins are; a synthetic row that equals"
+        " somebody's record does so by chance",
     ]
     columns = error_columns(errors, attributes)
     fields = result_fields(released.measurements, "synthesize", columns, summary, notes)
     return SyntheticData(**fields, rows=rows, attributes=tuple(attributes), joint=joint)
+
+
+def pair_tables(released: Released, sizes: Sequence[int]) -> dict[tuple[int, int], Floats]:
+    """Return the released table of each pair of columns."""
+    pairs = combinations(range(len(sizes)), 2)
+    return {(i, j): table_of(released, part).reshape(sizes[i], sizes[j]) for part, (i, j) in enumerate(pairs)}
 
 
 def error_lines(errors: SynthesisErrors) -> list[str]:
@@ -165,5 +194,9 @@ def draw_rows(joint: JointTable | PairTree, attributes: Sequence[Attribute], cou
     """Draw synthetic rows; the seed makes them repeatable and protects nobody."""
     random = np.random.Generator(np.random.PCG64(seed))
     places = joint.draw(max(1, count), random).astype(int)
-    columns = {a.name: pa.array(a.draw(places[:, number], random)) for number, a in enumerate(attributes)}
+    shares = column_shares(joint, len(attributes))
+    columns = {
+        each.name: pa.array(draw_values(each, shares[number], places[:, number], random))
+        for number, each in enumerate(attributes)
+    }
     return pa.table(columns)
