@@ -57,15 +57,15 @@ def _parts(far: Sequence[Fraction], factor: int, most: int, step: Fraction) -> l
 def trim_bins(
     pairs: Pairs, attributes: Sequence[Attribute], trimmed: Sequence[int], std: float
 ) -> tuple[dict[tuple[int, int], Floats], list[Attribute]]:
-    """Leave out bins at the ends of some attributes, where noisy counts cannot be told from zero."""
+    """Leave out bins at the ends of some attributes, where noisy counts cannot be told from zero; two are kept."""
     kept, found = [slice(0, attribute.size) for attribute in attributes], list(attributes)
     for column in trimmed:
         counts, error = column_counts(pairs, column, std)
         first = _unseen(counts, error)
         last = len(counts) - _unseen(counts[::-1], error)
-        if first >= last:
-            first = int(np.argmax(counts))
-            last = first + 1
+        if last - first < 2:  # a fit needs two bins
+            first = int(np.argmax(counts[:-1] + counts[1:]))
+            last = first + 2
         kept[column] = slice(first, last)
         found[column] = replace(attributes[column], edges=attributes[column].edges[first : last + 1])
     return {(i, j): table[kept[i], kept[j]] for (i, j), table in pairs.items()}, found
