@@ -88,7 +88,7 @@ def test_empty_ends_of_a_wide_range_are_left_out() -> None:
     wide, other = Attribute("a", ColumnRef("a"), (), edges), Attribute("b", ColumnRef("b"), (False, True))
     noisy = pairs_of([2.0, 300.0, 0.0, 200.0, 3.0, -4.0])
     tables, (kept, same) = trim_bins(noisy, [wide, other], [0], 1.0)
-    assert kept.edges == (1, 2, 4, 8) and tables[0, 1].shape == (3, 2) and same is other
+    assert list(map(int, kept.edges)) == [1, 2, 4, 8] and tables[0, 1].shape == (3, 2) and same is other
     untouched, _ = trim_bins(noisy, [wide, other], [], 1.0)
     assert untouched[0, 1].shape == (6, 2)
     nothing, (two, _) = trim_bins(pairs_of([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]), [wide, other], [0], 1.0)
