@@ -1,7 +1,7 @@
 """Bins of a number for synthetic data: narrow near zero, so that a range may be declared far too wide, to be safe.
 
-Equal bins of the declared range are the start, and those at zero are split. Bins at either end of the range whose noisy
-counts cannot be told from zero are left out again, and values are drawn within the others.
+Equal bins of the declared range are the start, and those at zero are split. Bins at either end of the range in which
+noise hides all rows are left out again, and values are drawn within the others.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def _parts(far: Sequence[Fraction], factor: int, most: int, step: Fraction) -> l
 def trim_bins(
     pairs: Pairs, attributes: Sequence[Attribute], trimmed: Sequence[int], std: float
 ) -> tuple[dict[tuple[int, int], Floats], list[Attribute]]:
-    """Leave out bins at the ends of some attributes, where noisy counts cannot be told from zero."""
+    """Leave out bins at the ends of some attributes, where noise hides all rows; two are kept."""
     kept, found = [slice(0, attribute.size) for attribute in attributes], list(attributes)
     for column in trimmed:
         counts, error = column_counts(pairs, column, std)
         first = _unseen(counts, error)
         last = len(counts) - _unseen(counts[::-1], error)
-        if first >= last:
-            first = int(np.argmax(counts))
-            last = first + 1
+        if last - first < 2:  # a fit needs two bins
+            first = int(np.argmax(counts[:-1] + counts[1:]))
+            last = first + 2
         kept[column] = slice(first, last)
         found[column] = replace(attributes[column], edges=attributes[column].edges[first : last + 1])
     return {(i, j): table[kept[i], kept[j]] for (i, j), table in pairs.items()}, found
@@ -85,7 +85,7 @@ def _tables_of(pairs: Pairs, column: int) -> list[Floats]:
 
 
 def _unseen(counts: Floats, error: float) -> int:
-    """Return how many of the first counts cannot be told from zero, neither each nor several together."""
+    """Return how many of the first counts are hidden by noise, each and several together."""
     together = np.cumsum(counts) / np.sqrt(np.arange(1, len(counts) + 1))
     seen = np.flatnonzero(np.maximum(counts, together) > SEEN * error)
     if not len(seen):
