@@ -408,7 +408,9 @@ def build_answer(
         note
         for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
         if cells_of(output.node) and column.precision is None
-        for note in wide_notes(column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit)
+        for note in wide_notes(
+            column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit, plan.is_quantile(output.node)
+        )
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,
