@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,10 +139,10 @@ def evaluate(node: Formula, cells: Sequence[Values], keys: Sequence[Values]) -> 
 
 
 def _evaluate_average(node: Average, cells: Sequence[Values], keys: Sequence[Values]) -> Values:
-    """Compute an average; where the noisy size is not positive, return the centre."""
+    """Compute an average; where the noisy size is not positive, return the centre, or NaN if there is no range."""
     total, size = evaluate(node.total, cells, keys), evaluate(node.size, cells, keys)
     safe = np.where(size > 0, size, 1.0)
-    shift = np.where(size > 0, total / safe, 0.0)
+    shift = np.where(size > 0, total / safe, 0.0 if math.isfinite(node.high - node.low) else math.nan)
     return np.asarray(np.clip(evaluate(node.centre, cells, keys) + shift, node.low, node.high))
 
 
@@ -314,6 +314,22 @@ def is_folding(node: Formula) -> bool:
             return is_folding(inner)
         case _:
             return False
+
+
+def range_of(node: Formula) -> tuple[float, float] | None:
+    """Return the range in which the exact value of an average lies; None for other formulas."""
+    return (node.low, node.high) if isinstance(node, Average) else None
+
+
+def without_range(node: Formula) -> Formula:
+    """Return a formula whose value noise may move out of its range: an average, or a variance that may be negative."""
+    match node:
+        case Average():
+            return replace(node, low=-math.inf, high=math.inf)
+        case FunctionCall("variance", (squares, total, size, ddof)):
+            return FunctionCall("covariance", (squares, total, total, size, ddof))
+        case _:
+            return node
 
 
 def strip_increasing(node: Formula) -> tuple[tuple[FunctionCall, ...], Formula]:

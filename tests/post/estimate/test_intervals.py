@@ -20,7 +20,8 @@ from scipy.stats import binom
 from conftest import Tier
 from dither.loss import ZCDP, Pure
 from dither.post.contribution_bound import ContributionBound
-from dither.post.estimate.intervals import LONG_ROW, Banded, Measured, _order_statistics, estimate, fieller_interval
+from dither.post.estimate.draws import LONG_ROW, order_statistics
+from dither.post.estimate.intervals import Banded, Measured, estimate, fieller_interval
 from dither.post.estimate.measured import measured_columns
 from dither.post.formulas import Average, ClampedTo, FixedValue, Formula, FunctionCall, NoisyCell, cells_of, evaluate
 from dither.post.noise import ScaledNoise
@@ -328,5 +329,5 @@ def test_order_statistics_are_those_of_sorted_rows(size: int) -> None:
         ]
     )
     for positions in ((0, size - 1), (7, size - 9, size // 1000, size - 1 - size // 1000), (size // 3, size // 2)):
-        for found, position in zip(_order_statistics(rows, positions), positions, strict=True):
+        for found, position in zip(order_statistics(rows, positions), positions, strict=True):
             assert np.array_equal(found, np.sort(rows, axis=1)[:, position])

@@ -66,3 +66,9 @@ def test_an_answer_explains_itself(session: Session) -> None:
     assert any(note.startswith("n: the interval is wider than half the value") for note in answer.notes)
     answer = session.sql("SELECT COUNT(*) AS n FROM users", epsilon=10)
     assert not any("wider" in note for note in answer.notes)
+
+
+def test_a_wide_quantile_of_a_whole_table_names_the_better_way(session: Session) -> None:
+    answer = session.sql("SELECT MEDIAN(price) AS p, COUNT(*) AS n FROM actions", epsilon="1/1000")
+    wide = {note[0]: note for note in answer.notes if "wider than half" in note}
+    assert "session.quantiles" in wide["p"] and "session.quantiles" not in wide["n"]

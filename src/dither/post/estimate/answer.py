@@ -409,7 +409,15 @@ def build_answer(
         note
         for output, column, alone in zip(plan.outputs, answer_columns, noise_alone, strict=True)
         if cells_of(output.node) and column.precision is None
-        for note in wide_notes(column.name, column.estimate, take_rows(alone, rows, size), losses, plan.unit, one_row)
+        for note in wide_notes(
+            column.name,
+            column.estimate,
+            take_rows(alone, rows, size),
+            losses,
+            plan.unit,
+            one_row=one_row,
+            quantile=plan.is_quantile(output.node),
+        )  # fmt: skip
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from dither.post.estimate.draws import SIMULATED_EXTRA, interval_of_draws
 from dither.post.formulas import (
     FUNCTIONS,
     Affine,
-    Average,
     ClampedTo,
     Formula,
     FunctionCall,
@@ -25,7 +25,9 @@ from dither.post.formulas import (
     cells_of,
     evaluate,
     is_folding,
+    range_of,
     strip_increasing,
+    without_range,
 )
 from dither.post.noise import NEGLIGIBLE, Floats, ScaledNoise, interval_half_width, pair_half_width
 
@@ -33,12 +35,6 @@ SIMULATED_POINTS = 1 << 12
 # Steps of a bisection: the end of an interval is known to a billionth of its distance.
 BISECTIONS = 30
 VALUES_PER_SLAB = 1 << 22
-# Simulated intervals aim at this much more confidence: it covers the error of using finitely many points, and of
-# simulating noise around the estimate instead of the truth.
-SIMULATED_EXTRA = 0.002
-# Of rows this long only the ends are sorted, found by a sample.
-LONG_ROW = 1 << 15
-SAMPLED_EVERY = 64
 
 
 @dataclass(frozen=True)
@@ -131,9 +127,8 @@ def _estimate_core(
 ) -> Estimate:
     """Estimate a formula by the most exact method that applies: exact, affine, band, Fieller's ratio, or simulation."""
     if isinstance(node, ClampedTo):
-        inner = _estimate_core(node.inner, sources, keys, confidence)
-        value = np.clip(inner.value, node.low, node.high)
-        return Estimate(value, inner.std_error, *(np.clip(end, node.low, node.high) for end in (inner.low, inner.high)))
+        inner = _estimate_core(without_range(node.inner), sources, keys, confidence)
+        return _within_range(inner, inner.value, node.low, node.high)
     used = cells_of(node)
     if not used:
         return _estimate_exact(evaluate(node, [], keys))
@@ -150,6 +145,20 @@ def _estimate_core(
     ):
         return _estimate_ratio(fraction, sources, confidence, evaluate(node, [s.estimate for s in sources], keys))
     return _estimate_by_simulation(node, sources, keys, confidence)
+
+
+def _within_range(found: Estimate, free: Values, least: float, most: float) -> Estimate:
+    """Clip an estimate and its interval to the range of the truth; `free` are the estimates as noise left them.
+
+    Where noise moved one out of the range, the interval also reaches as far into the range as if the estimate were at
+    the nearest end. What is left inside by clipping alone may have no width, and says nothing about the noise.
+    """
+    with np.errstate(invalid="ignore"):
+        shift = np.nan_to_num(np.clip(free, least, most) - free, nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = np.fmin(found.low, found.low + shift), np.fmax(found.high, found.high + shift)
+    return Estimate(
+        np.clip(found.value, least, most), found.std_error, np.clip(low, least, most), np.clip(high, least, most)
+    )
 
 
 def _estimate_exact(value: Values) -> Estimate:
@@ -248,6 +257,8 @@ def _estimate_ratio(form: Ratio, sources: Sequence[NoisyColumn], confidence: flo
     with np.errstate(invalid="ignore"):
         ends = np.fmin(ends[0], ends[0] * pull), np.fmax(ends[1], ends[1] * pull)
     low, high = form.offset + lower_end(form.factor, ends), form.offset + upper_end(form.factor, ends)
+    if math.isfinite(form.high - form.low):  # the size of an average is positive: one that noise hides tells nothing
+        low, high = np.where(under.value > 0, low, -math.inf), np.where(under.value > 0, high, math.inf)
     slope = abs(form.factor) / np.maximum(np.abs(under.value), 1e-9)
     z = special.ndtri((1 + confidence) / 2)
     with np.errstate(all="ignore"):
@@ -255,9 +266,15 @@ def _estimate_ratio(form: Ratio, sources: Sequence[NoisyColumn], confidence: flo
         over_variance = over.noise.variance + np.square(np.maximum(over.below, over.above) / z)
         under_variance = under.noise.variance + np.square(np.maximum(under.below, under.above) / z)
         spread = slope * np.sqrt(over_variance + np.square(ratio) * under_variance)
-    widest = (form.high - form.low) / math.sqrt(12)
-    std = np.fmin(spread, widest) if math.isfinite(widest) else spread
-    return Estimate(value, std, np.clip(low, form.low, form.high), np.clip(high, form.low, form.high))
+        free = form.offset + form.factor * ratio
+    found = Estimate(value, _std_within(spread, form.low, form.high), low, high)
+    return _within_range(found, free, form.low, form.high)
+
+
+def _std_within(std: Floats, low: float, high: float) -> Floats:
+    """Return standard errors, at most that of a value that may be anywhere in the range, if the range is finite."""
+    widest = (high - low) / math.sqrt(12)
+    return np.asarray(np.fmin(std, widest) if math.isfinite(widest) else std)
 
 
 def lower_end(factor: float, ends: tuple[Floats, Floats]) -> Floats:
@@ -318,8 +335,12 @@ def _fieller_ends(guess: Floats, size: Floats, half_width: Callable[[Floats], Fl
 def _estimate_by_simulation(
     node: Formula, sources: Sequence[NoisyColumn], keys: Sequence[Values], confidence: float
 ) -> Estimate:
-    """Estimate any formula by evaluating it at simulated errors, in slabs of groups that fit into memory."""
-    value = evaluate(node, [source.estimate for source in sources], keys)
+    """Estimate any formula by evaluating it at simulated errors, in slabs of groups that fit into memory.
+
+    An average is simulated without its range: draws clipped to one end would hide the noise.
+    """
+    cells = [source.estimate for source in sources]
+    value, node, bounds = evaluate(node, cells, keys), without_range(node), range_of(node)
     used, count = sorted(cells_of(node)), _simulation_size(confidence)
     errors = _simulated_errors(sources, used, count)
     size = max(np.size(sources[index].values) for index in used)
@@ -327,8 +348,10 @@ def _estimate_by_simulation(
     slabs = [slice(start, start + rows) for start in range(0, size, rows)]
     ends = [_simulate_slab(node, sources, keys, errors, slab, confidence) for slab in slabs]
     std, low, high = (np.concatenate([end[part] for end in ends]) for part in range(3))
-    least, most = (node.low, node.high) if isinstance(node, Average | ClampedTo) else (-math.inf, math.inf)
-    return Estimate(value, std, np.clip(low, least, most), np.clip(high, least, most))
+    if bounds is None:
+        return Estimate(value, std, low, high)
+    found = Estimate(value, _std_within(std, *bounds), low, high)
+    return _within_range(found, evaluate(node, cells, keys), *bounds)
 
 
 def _simulation_size(confidence: float) -> int:
@@ -377,7 +400,7 @@ def _simulate_slab(
         estimates = _slice_values(sources[index].estimate, slab)[:, None]
         cells[index] = estimates - error.noise[None, :] + _clipping_points(sources[index], error, slab, confidence)
     simulated = np.asarray(evaluate(node, cells, [_slice_values(key, slab)[:, None] for key in keys]), float)
-    low, high, std = _interval_of_draws(simulated, confidence)
+    low, high, std = interval_of_draws(simulated, confidence)
     if is_folding(node):
         distances = [error.noise / max(sources[index].noise.std, NEGLIGIBLE) for index, error in errors.items()]
         distances += [error.clipping for error in errors.values() if error.clipping is not None]
@@ -409,56 +432,6 @@ def _range_over_region(simulated: Floats) -> tuple[Floats, Floats]:
 def _slice_values(values: Values, slab: slice) -> Values:
     values = np.atleast_1d(values)
     return values[slab] if len(values) > 1 else values
-
-
-def _interval_of_draws(simulated: Floats, confidence: float) -> tuple[Floats, Floats, Floats]:
-    """The ends of an interval from quantiles of simulated values (NaN widens it), and their standard deviation."""
-    tail = max((1 - confidence - SIMULATED_EXTRA) / 2, (1 - confidence) / 4)
-    last = simulated.shape[1] - 1
-    least, most = math.floor(tail * last), math.ceil((1 - tail) * last)
-    if np.isfinite(simulated).all():
-        low, high, *edges = _order_statistics(simulated, (least, most, *_trimmed_positions(last)))
-        return low, high, _trimmed_std(simulated, *edges)
-    known = ~np.isnan(simulated)
-    (low,) = _order_statistics(np.where(known, simulated, -math.inf), (least,))
-    (high,) = _order_statistics(np.where(known, simulated, math.inf), (most,))
-    finite = np.where(np.isfinite(simulated), simulated, 0.0)
-    return low, high, _trimmed_std(finite, *_order_statistics(finite, _trimmed_positions(last)))
-
-
-def _order_statistics(values: Floats, positions: Sequence[int]) -> list[Floats]:
-    """The values at positions of each sorted row; unlike quantiles of NumPy, also where neighbours are infinite."""
-    if values.shape[1] >= LONG_ROW:
-        return [np.array(column) for column in zip(*(_tail_statistics(row, positions) for row in values), strict=True)]
-    parted = np.partition(values, sorted(set(positions)), axis=1)
-    return [np.array(parted[:, position]) for position in positions]
-
-
-def _tail_statistics(row: Floats, positions: Sequence[int]) -> list[np.float64]:
-    """The values at positions of a long sorted row, most of them near its ends: only what lies there is sorted."""
-    size, sample = len(row), np.sort(row[::SAMPLED_EVERY])
-    lowest, highest = (
-        max((p for p in positions if p < size // 2), default=0),
-        max((size - 1 - p for p in positions if p >= size // 2), default=0),
-    )
-    reach = [min(len(sample) - 1, 2 * position // SAMPLED_EVERY + SAMPLED_EVERY) for position in (lowest, highest)]
-    low, high = row[row <= sample[reach[0]]], row[row >= sample[len(sample) - 1 - reach[1]]]
-    if len(low) <= lowest or len(high) <= highest:
-        low = high = row
-    low, high = np.sort(low), np.sort(high)
-    return [low[p] if p < size // 2 else high[p - size] for p in positions]
-
-
-def _trimmed_positions(last: int) -> tuple[int, int]:
-    """The positions of a row's outermost thousandths, rounded outwards."""
-    return math.floor(0.001 * last), math.ceil(0.999 * last)
-
-
-def _trimmed_std(simulated: Floats, least: Floats, most: Floats) -> Floats:
-    """The standard deviation with the outermost thousandths clipped; without that, a ratio's may not exist."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        std = np.clip(simulated, least[:, None], most[:, None]).std(axis=1)
-    return np.where(np.isnan(std), math.inf, std)
 
 
 def _apply_increasing(outer: Sequence[FunctionCall], inner: Estimate) -> Estimate:

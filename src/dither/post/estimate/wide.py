@@ -15,13 +15,23 @@ WIDE = 0.5
 # A loss of more than this many times the loss that was spent is not worth suggesting.
 LARGEST_FACTOR = 50.0
 
+QUANTILE_ADVICE = "; session.quantiles chooses the points themselves, and sums fewer noisy counts for their intervals"
+
 
 def wide_notes(
-    name: str, found: Estimate, noise_alone: Estimate, losses: Sequence[Loss], unit: str, one_row: bool = False
+    name: str,
+    found: Estimate,
+    noise_alone: Estimate,
+    losses: Sequence[Loss],
+    unit: str,
+    *,
+    one_row: bool = False,
+    quantile: bool = False,
 ) -> tuple[str, ...]:
     """Return a note if a column has wide intervals; `noise_alone` has those that leave clipping out.
 
-    With `one_row` for each unit, a cap on rows is no remedy.
+    With `one_row` for each unit, a cap on rows is no remedy. A `quantile` of a whole table has a better way, which the
+    note names.
     """
     if np.asarray(found.value).dtype.kind not in "fiu":
         return ()
@@ -37,8 +47,9 @@ def wide_notes(
         reason = _unknown_clipping(unit, float(np.median(noise_width)) / 2, one_row)
     else:
         reason = _large_noise(f"so few {unit}s" if len(value) == 1 else "", factor, losses)
+    other = QUANTILE_ADVICE if quantile and len(value) == 1 else ""
     where = f" in {int(wide.sum())} of {len(value)} rows" if len(value) > 1 else ""
-    return (f"{name}: the interval is wider than half the value{where}, because {reason}",)
+    return (f"{name}: the interval is wider than half the value{where}, because {reason}{other}",)
 
 
 def _unknown_clipping(unit: str, noise: float, one_row: bool) -> str:

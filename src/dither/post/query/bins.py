@@ -21,6 +21,8 @@ from dither.schema import Moment, Number
 MAX_SINGLE_VALUE_BINS, FEWEST_BINS = 512, 256
 # Groups of at least so many rows have more bins: noise then hides about as many rows as a bin has.
 MORE_BINS = ((150_000, 4096), (15_000, 2048), (4_000, 1024), (2_500, 512))
+# With fewer rows than these for each that noise hides, there are fewer bins, since each adds its noise to their sums.
+NOISY_BINS, FEWEST_NOISY_BINS = ((1_000, 256), (200, 128)), 64
 # Where a range depends on a bound still to be chosen, the width of a bin is its distance from zero divided by this.
 GROWING_FRACTION = 16
 
@@ -68,6 +70,15 @@ def bins_for(rows: float) -> int:
     (256, 2048)
     """
     return next((bins for least, bins in MORE_BINS if rows >= least), FEWEST_BINS)
+
+
+def noisy_bins_for(rows: float) -> int:
+    """Return the most bins for groups of so many rows, counted in the noise of one bin.
+
+    >>> noisy_bins_for(100), noisy_bins_for(500), noisy_bins_for(5_000)
+    (64, 128, 1024)
+    """
+    return next((bins for least, bins in (*MORE_BINS, *NOISY_BINS) if rows >= least), FEWEST_NOISY_BINS)
 
 
 def make_bins(domain: object, most: int) -> Bins:

@@ -41,6 +41,7 @@ from dither.post.query.bins import (
     make_bins,
     make_equal_bins,
     make_growing_bins,
+    noisy_bins_for,
     periods_after_first,
 )
 from dither.post.query.conflicting_units import refuse_conflicting_units
@@ -78,7 +79,7 @@ from dither.post.query.terms import (
     term_weights,
     weighted_value,
 )
-from dither.post.query.typical_rows import typical_rows
+from dither.post.query.typical_rows import tail_rows, typical_rows
 from dither.schema import Dataset, Identifier, Moment, Reference
 
 # With at most this many groups, a unit may count in all of them without a search for a bound.
@@ -409,14 +410,20 @@ class Planner(SpanBounds):
     def bin_count(self, question: Question, keys: tuple[GroupKey, ...]) -> int:
         """The most bins of a histogram, for the rows of a group; fewer where noise hides units with many rows.
 
+        Its cumulative counts cross hundreds of bins that may be empty, and each adds its noise.
+
         Minima and maxima want few bins: they lie where the noise of empty ones hides the first rows.
         """
         extremes = all(aggregate.kind != "quantile" for aggregate in question.aggregates)
         if extremes or any(isinstance(key.values, SelectedValues) for key in keys):
             return bins_for(0)
         relation, unit = question.relation, question.unit
-        rows_per_unit = typical_rows(self.context, relation, unit) if self.is_loose(relation, unit) else 1
-        return bins_for(self.table_rows(question) / (self.group_count(question) * rows_per_unit))
+        rows = self.table_rows(question) / self.group_count(question)
+        if not rows or not self.is_loose(relation, unit):
+            return bins_for(rows)
+        epsilon = self.spend.rough_epsilon if self.spend is not None else 1.0
+        likely = tail_rows(self.context, relation, unit)
+        return noisy_bins_for(rows * epsilon / min(likely, self.most_rows(relation, unit) or likely))
 
     def keeps_rows(self, question: Question, aggregates: list[AggregateCall]) -> bool:
         """Return True if the bound keeps a limited number of each unit's rows, False if it scales the unit's sums down.

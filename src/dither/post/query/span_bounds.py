@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -42,9 +41,8 @@ class SpanBounds(RowBounds):
         chosen = self.bound.auto and self.bound.how == "auto"
         if spend is None or not one_row or not chosen or unfilled_limits(relation):
             return None
-        # At the same error of a sum, rho is the square of half an epsilon.
-        epsilon = 2 * math.sqrt(spend.amount) if spend.gaussian else float(spend.amount)
-        return search_shares(self.known_rows(relation, question.unit), epsilon / aggregates, spend.gaussian)
+        epsilon = spend.rough_epsilon / aggregates
+        return search_shares(self.known_rows(relation, question.unit), epsilon, spend.gaussian)
 
     def known_rows(self, relation: Relation, unit: str) -> float:
         """Return about how many rows a relation has in which each unit has one, or 0; conditions may leave fewer."""

@@ -21,6 +21,11 @@ class Spend:
         """The loss as a number: its epsilon or its rho."""
         return self.loss.epsilon if isinstance(self.loss, Pure) else self.loss.rho
 
+    @property
+    def rough_epsilon(self) -> float:
+        """The epsilon at which Laplace noise in a sum errs as much: rho is the square of its half."""
+        return 2 * math.sqrt(self.amount) if self.gaussian else float(self.amount)
+
     def share(self, fraction: Fraction) -> Pure | ZCDP:
         """Return a fraction of the loss; fractions that add up to 1 add up to exactly the whole loss."""
         return Pure(self.loss.epsilon * fraction) if isinstance(self.loss, Pure) else ZCDP(self.loss.rho * fraction)

@@ -13,6 +13,8 @@ from dither.plan.traversal import walk
 TYPICAL_ROWS = 16
 # A typical bound is this many times the mean number of rows.
 ABOVE_MEAN = 4
+# Bounds that must leave out hardly any row are this many times a typical one, but no more than 256 rows, or twice it.
+ABOVE_TYPICAL, TAIL_ROWS = 16, 256
 # Sizes count at most this many rows of a unit; they tell something from this many times the scale of their noise on.
 SIZE_ROWS, CLEAR = 256, 4
 # Laplace noise is within this many times its scale with a probability of 95%.
@@ -27,6 +29,12 @@ def typical_rows(context: Context, relation: Relation, unit: str) -> int:
     if units < CLEAR * scale or rows < CLEAR * row_noise(context):
         return TYPICAL_ROWS
     return max(1, round(ABOVE_MEAN * rows / units))
+
+
+def tail_rows(context: Context, relation: Relation, unit: str) -> int:
+    """Return a likely bound on the rows of one unit that leaves out hardly any row, if some units have far more."""
+    typical = typical_rows(context, relation, unit)
+    return max(2 * typical, min(ABOVE_TYPICAL * typical, TAIL_ROWS))
 
 
 def known_units(context: Context, unit: str) -> int | None:

@@ -32,6 +32,8 @@ from dither.post.statistics.core import MeasuredPart, SourceRows
 ONE_LEVEL, TWO_LEVELS, MOST_LEAVES = 32, 1024, 4096
 # A fit is simulated so often, but fewer times if it has so many leaves that this takes long.
 SIMULATIONS, SIMULATED_LEAVES = 512, 1 << 21
+# Noise hides a total that is not above this many of its standard deviations.
+CLEAR_TOTAL = 4.0
 MANY_GROUPS = "groups, one for every declared key"
 
 
@@ -152,6 +154,8 @@ def fit_tree(tree: Tree, parts: Sequence[MeasuredPart], restored: bool = False) 
     measured = [level_counts(part, restored) for part in parts]
     if restored and any(part.bounds for part in parts):
         measured = on_one_scale(tree, measured)
+    elif any(part.plan.searches for part in parts):
+        measured = same_totals(measured)
     noises = tuple(noise for _, noise in measured)
     margins = [
         Margin(names, _pad(counts[None, :], shape)[0], noise.variance)
@@ -160,6 +164,20 @@ def fit_tree(tree: Tree, parts: Sequence[MeasuredPart], restored: bool = False) 
     cells = agree(_sizes(tree.digits), margins).cells.ravel()[: tree.grid.size]
     errors = simulate_errors(tree, noises)
     return FittedTree(tree, cells, errors, any(noise.kind == "laplace" for noise in noises))
+
+
+def same_totals(measured: Sequence[tuple[Floats, ScaledNoise]]) -> list[tuple[Floats, ScaledNoise]]:
+    """Scale levels of a tree, and their noise, to the largest of their totals, unless noise hides one.
+
+    Each level may have a bound on rows of its own, so that they add up to different totals. To make them agree, the fit
+    would put the difference into all leaves alike, as if many rows were where there are none.
+    """
+    totals = [float(counts.sum()) for counts, _ in measured]
+    errors = [noise.std * math.sqrt(counts.size) for counts, noise in measured]
+    if any(total <= CLEAR_TOTAL * error for total, error in zip(totals, errors, strict=True)):
+        return list(measured)
+    factors = [max(totals) / total for total in totals]
+    return [(counts * factor, noise.times(factor)) for (counts, noise), factor in zip(measured, factors, strict=True)]
 
 
 @lru_cache(maxsize=2)

@@ -24,7 +24,7 @@ from dither.post.estimate.prediction import expected_rows, expected_units
 from dither.post.noise import Floats, interval_half_width
 from dither.post.options import excerpt
 from dither.post.query.aggregated_values import without_null
-from dither.post.query.query_plan import QueryPlan
+from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.query.value_grid import ValueGrid, make_equal_grid, make_grid
 from dither.post.statistics.arguments import LARGEST_LIST, read_list
 from dither.post.statistics.contingency import normal_factor
@@ -94,7 +94,7 @@ def make_quantiles(
             key_column("level", [float(level) for level in wanted]),
             noisy_column(column, value, errors, np.minimum(low, value), np.maximum(high, value)),
         ]
-        notes = (SAMPLING_NOTE,) if population else ()
+        notes = [*((SAMPLING_NOTE,) if population else ()), *hidden_points(wanted, fitted.total, measured, grid)]
         return QuantileTable(**result_fields(measured, f"quantiles of {column}", columns, notes=notes))
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
@@ -102,6 +102,25 @@ def make_quantiles(
         return expected_ranks(rows, trees, parts[1:], share)
 
     return Statistic(rows.settings, parts, build, expect)
+
+
+def hidden_points(
+    wanted: tuple[Fraction, ...], total: float, measured: Measurements, grid: ValueGrid
+) -> tuple[str, ...]:
+    """Return a note on the levels with fewer rows beyond them than noise hides: any value beyond is then as likely.
+
+    The exponential mechanism chooses among thousands of values that no row has as if some of those rows were there.
+    """
+    chosen, source = measured.parts[0].released[0].mechanism, measured.parts[0].plan.sources[0]
+    gap = selection_gap(chosen, grid.size, 1, measured.settings.confidence)
+    gap /= source.factor if isinstance(source, CellRef) else 1
+    hidden = [f"{float(level):g}" for level in wanted if float(min(level, 1 - level)) * total < gap]
+    if not hidden:
+        return ()
+    return (
+        f"noise may hide about {gap:,.0f} rows in the choice of a point, and fewer lie beyond {', '.join(hidden)}: "
+        "such a point may be far off, and only its interval tells where it is",
+    )
 
 
 def points_alone(
