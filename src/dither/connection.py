@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -65,7 +66,7 @@ def open_kernel(
     # Sizes that are measured at opening are a charge before anybody could have read a warning.
     unasked = "size_later" not in options or opened.ledger.page(LAST_PAGE)[-1].kind == "dataset"
     if place:
-        print(f"new ledger created at {place}: nothing is spent yet", file=sys.stderr)
+        print(f"new ledger created at {os.path.relpath(place)}: nothing is spent yet", file=sys.stderr)
     for event in opened.log.events:
         # For whoever opens the data in this process, its curator, until the first question on this version of the data.
         if event["event"] == "finding" and unasked:

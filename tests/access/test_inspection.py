@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def test_findings_are_shown_until_the_first_question_and_a_new_ledger_is_announc
         shown.append(capsys.readouterr().err)
     assert [FAULTS["city"][1] in text for text in shown] == [True, True, False]
     assert ["nothing is spent yet" in text for text in shown] == [True, False, False]
-    assert shown[0].startswith(f"new ledger created at {description.with_suffix('.ledger')}: nothing")
+    assert shown[0].startswith(f"new ledger created at {os.path.relpath(description.with_suffix('.ledger'))}: nothing")
 
 
 def test_keys_and_booleans_written_with_decimals_name_the_likely_cause(tmp_path: Path) -> None:

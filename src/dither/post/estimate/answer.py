@@ -417,7 +417,7 @@ def build_answer(
             plan.unit,
             one_row=one_row,
             quantile=plan.is_quantile(output.node),
-        )  # fmt: skip
+        )
     ]
     return Answer(
         plan.question.text, tuple(answer_columns), pa.table(keys), confidence, losses, tuple(releases), bounds,

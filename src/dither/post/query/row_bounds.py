@@ -244,7 +244,7 @@ class RowBounds:
         return replace(search, signed=signed, quantity=quantity, weight=weight, typical_rows=rows, sizes=sizes)
 
     def _finest_share(self, term: Term) -> int:
-        """Return from which share of the largest row contributions are told apart: products may be tiny beside it."""
+        """Return the smallest share of the largest row that is measured; products may be far smaller than that row."""
         return FINEST_SHARE if term.max_steps <= CLIPPED_FINEST_STEPS else FINEST_PRODUCT_SHARE
 
     def _sizes(

@@ -80,7 +80,7 @@ def make_clusters(rows: SourceRows, columns: Sequence[str], count: int, bins: in
         return build_clusters(plan, released, private.raw(released.chosen), count, bins is None)
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
-        return expected_clusters(plan, parts[0][0], private.assumed(), count)
+        return expected_clusters(plan, parts[0][0], private.assumed_attributes(), count)
 
     return plan.statistic(finish, expect)
 

@@ -80,7 +80,7 @@ class PrivateBins:
         """Return the attributes with bins in raw units; bins outside of the declared range have no width."""
         return tuple(self._raw_attribute(place, each, chosen) for place, each in enumerate(self.declared))
 
-    def assumed(self) -> tuple[Attribute, ...]:
+    def assumed_attributes(self) -> tuple[Attribute, ...]:
         """Return the attributes with bins in raw units as quotes assume them."""
         return self.raw(
             {tag: value for plan in self.ranges.values() for tag, value in assumed_choices(plan, 1).items()}
