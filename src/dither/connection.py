@@ -85,8 +85,11 @@ def _new_ledger(description: Path, ledger: str | Path | None, another_ledger: bo
     from dither.privacy.ledger.location import file_beside, find_ledger
     from dither.privacy.ledger.store import is_database
 
-    place = find_ledger([description], file_beside(description), ledger, another=bool(another_ledger))
-    return "" if is_database(place) or Path(place).exists() else place
+    try:
+        place = find_ledger([description], file_beside(description), ledger, another=bool(another_ledger))
+        return "" if is_database(place) or Path(place).exists() else place
+    except (OSError, ValueError):  # a path that cannot be: opening it says so
+        return ""
 
 
 def show_measuring(dataset: str) -> AbstractContextManager[object]:

@@ -57,7 +57,9 @@ def test_clipping_that_is_not_known() -> None:
 
 def test_a_cap_on_rows_is_no_remedy_where_each_unit_has_one_row() -> None:
     found, noise = interval([1000.0], 500), interval([1000.0], 100)
-    ((several,), (single,)) = (wide_notes("n", found, noise, (Pure(1),), "person", one) for one in (False, True))
+    ((several,), (single,)) = (
+        wide_notes("n", found, noise, (Pure(1),), "person", one_row=one) for one in (False, True)
+    )
     assert "max_rows" in several and "max_rows" not in single and "the others; CLAMP(x, low, high)" in single
 
 

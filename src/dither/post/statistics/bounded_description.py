@@ -133,8 +133,16 @@ def build_description(plan: BoundedPlan, measured: Measurements) -> Description:
     answers = [part.answer(settings, measured.releases) for part in counts[1:]]
     columns = figure_columns([number.name for number in plan.numbers], figures) if figures else []
     size = noisy_column("rows", *([part] for part in rows)).cell(0)
-    fields = result_fields(measured, "description", columns, [f"{size} rows"])
+    fields = result_fields(measured, "description", columns, [f"{size} rows"], hidden_notes(plan, figures))
     return Description(**fields, categories=dict(zip(plan.tables, answers, strict=True)))
+
+
+def hidden_notes(plan: BoundedPlan, figures: Sequence[Figures]) -> list[str]:
+    """Say which deviations noise hides."""
+    hidden = [number.name for number, own in zip(plan.numbers, figures, strict=True) if np.isnan(own.deviation[0])]
+    if not hidden:
+        return []
+    return [f"std is unknown for {', '.join(hidden)}: noise hides it; spend more, or narrow the declared range"]
 
 
 def read_figures(number: BoundedNumber, parts: Sequence[MeasuredPart], rows: Figure, measured: Measurements) -> Figures:

@@ -187,6 +187,7 @@ def build_components(plan: MomentPlan, released: Released, count: int, correlati
         *hidden_lines(lost, turned, plan.settings.spend),
     )
     notes = [*plan_notes(plan), *reach_notes(plan, scaling), "intervals include the noise, not sampling error"]
+    notes += ["variance and share are unknown: noise hides them"] if lost else []
     fields = result_fields(released.measurements, "components", columns, summary, notes)
     return PrincipalComponents(
         **fields, features=plan.design.columns, components_=axes,
@@ -208,8 +209,8 @@ def hidden_lines(lost: Sequence[str], turned: np.ndarray, spend: Spend) -> list[
     loss = loss_text([spend.loss])
     if lost:
         return [
-            f"too few data for {loss}: noise hides whether values of {', '.join(lost)} differ at all, so the "
-            "components are unknown; spend more, or narrow the declared bounds"
+            f"too few data for {loss}: noise hides whether values of {', '.join(lost)} differ at all, so variances and "
+            "the components are unknown; spend more, or narrow the declared bounds"
         ]
     places = [f"PC{number + 1}" for number in np.flatnonzero(turned)]
     if not places:
