@@ -31,6 +31,8 @@ from dither.post.query.spend import Spend
 from dither.post.session import Session
 from dither.schema.parser import load
 
+pytestmark = pytest.mark.tier("test")
+
 PEOPLE = 20_000
 DESCRIPTION = """
 version: 1

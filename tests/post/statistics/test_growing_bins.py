@@ -21,6 +21,8 @@ from dither.post.statistics.marginals import Attribute
 from dither.schema import load
 from post.bare import BareKernel
 
+pytestmark = pytest.mark.tier("test")
+
 DESCRIPTION = """
 version: 1
 name: savers

@@ -19,6 +19,8 @@ from dither.post.statistics.clusters import cells_with_rows, find_clusters
 from dither.post.statistics.moments import moved_share, range_shares
 from dither.schema.parser import load
 
+pytestmark = pytest.mark.tier("test")
+
 PEOPLE, NARROW, WIDE = 40_000, 400_000, 40_000_000
 BOTH = pytest.mark.parametrize("most", [NARROW, WIDE], ids=["narrow", "wide"])
 DESCRIPTION = """
