@@ -27,10 +27,10 @@ from scipy import stats
 import dither
 from dither.access.engines import open_engine
 from dither.post.session import Session
-from dither.post.statistics.core import read_rows
 from dither.post.statistics.design import read_columns
 from dither.post.statistics.joint import JointTable, fit_tree
 from dither.post.statistics.linear import fit_linear, moment_plan, raw_fit
+from dither.post.statistics.source_rows import read_rows
 from dither.post.statistics.steps import additive, expected_noise
 from dither.privacy.accounting.conversion import largest_rho
 from dither.privacy.protocol import Measurement

@@ -13,8 +13,8 @@ from dither import cli
 from dither.cli import serve as serving
 from dither.connection import connect
 from dither.errors import InvalidParameter, Unsupported
-from dither.post import session
 from dither.post.estimate import answer as answers
+from dither.post.planned_queries import options_for
 
 
 def dither(*words: str) -> tuple[int, str]:
@@ -51,9 +51,9 @@ def test_a_description_is_not_taken_for_a_ledger(command: tuple[str, ...]) -> No
 @pytest.mark.parametrize("asked", [None, 3, b"SELECT COUNT(*) FROM people", ["SELECT COUNT(*) FROM people", None]])
 def test_non_string_queries_are_refused(asked: Any) -> None:
     with pytest.raises(InvalidParameter, match="a query must be a string"):
-        session.options_for(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
+        options_for(asked if isinstance(asked, list) else [asked], {"epsilon": 1})
     with pytest.raises(InvalidParameter, match="a batch a list"):
-        session.options_for("SELECT COUNT(*) FROM people", {"epsilon": 1})
+        options_for("SELECT COUNT(*) FROM people", {"epsilon": 1})
 
 
 @pytest.mark.parametrize("target", [None, 3, b"dataset.yml"])

@@ -15,7 +15,7 @@ from dither.post.estimate.profile import profile_items, profile_request
 from dither.post.options import read_text
 from dither.post.query.conflicting_units import conflicts
 from dither.post.session import Session
-from dither.post.statistics.core import default_unit
+from dither.post.statistics.source_rows import default_unit
 from dither.privacy.protocol import LAST_PAGE, Kernel
 
 LONGEST_TOKEN = 8192

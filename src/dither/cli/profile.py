@@ -14,7 +14,7 @@ from dither.errors import InvalidParameter
 from dither.post.estimate.profile import ProfileItem, profile_items, profile_lines
 from dither.post.options import read_amount
 from dither.post.session import Session
-from dither.post.statistics.core import default_unit
+from dither.post.statistics.source_rows import default_unit
 
 app = typer.Typer(add_completion=False)
 

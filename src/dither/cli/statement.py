@@ -15,7 +15,7 @@ from dither.post.display import amount_text, loss_text
 from dither.post.estimate.profile import profile_lines
 from dither.post.interpretation import cap_loss, privacy_curve, stated_epsilon
 from dither.post.session import Session
-from dither.post.statistics.core import default_unit
+from dither.post.statistics.source_rows import default_unit
 from dither.privacy.protocol import PrivacyStatement
 from dither.schema import BudgetCap
 from dither.views import ledger as ledger_views

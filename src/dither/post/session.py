@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from html import escape
 from typing import Unpack
 
-import numpy as np
-
 from dither.errors import InvalidParameter, NotFound
-from dither.loss import ZCDP, Approximate, Loss, Pure, Rational, rational
+from dither.loss import ZCDP, Approximate, Pure, Rational, rational
 from dither.plan.context import Context
 from dither.post.contribution_bound import ContributionBound, parse_contribution_bound
 from dither.post.display import Budgets, History, ReadableStatement, Tables
 from dither.post.estimate import typecheck
-from dither.post.estimate.answer import UNDEFINED, Answer, build_answer, without_negatives
+from dither.post.estimate.answer import UNDEFINED, Answer, build_answer
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
-from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, Explanation, explain_plan
-from dither.post.estimate.grouping_sets import join_answers
 from dither.post.estimate.losses import other_budget_notes
 from dither.post.estimate.measured import chosen_bounds, measured_columns
 from dither.post.estimate.prediction import predict_bounds
@@ -30,22 +26,20 @@ from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, ba
 from dither.post.estimate.rehearsal import rehearse
 from dither.post.estimate.solve import least_epsilon
 from dither.post.options import (
-    Place,
     QueryOptions,
     ResolvedOptions,
     read_option,
-    read_queries,
     read_request_id,
     read_text,
     read_whole,
-    resolve_options,
 )
+from dither.post.planned_queries import PlannedQueries, as_shown, options_for, planner_for, with_shared_loss
 from dither.post.query.batch import BatchPlan, plan_batch, released_parts_of
 from dither.post.query.date_literals import resolve_date_literals
 from dither.post.query.grouping_sets import ORDER_COLUMN, questions_of, refuse_grouping_sets
-from dither.post.query.parser import parse_query, sql_options
+from dither.post.query.parser import parse_query
 from dither.post.query.planner import Planner
-from dither.post.query.query_plan import QueryPlan, bound_name, with_bounds
+from dither.post.query.query_plan import bound_name, with_bounds
 from dither.post.query.question import Question
 from dither.post.query.request import key_selection
 from dither.post.query.selected_keys import SELECTION_NOTE, all_combinations, with_sample_keys, with_selected_keys
@@ -59,14 +53,13 @@ from dither.post.query.split import (
     with_note,
     without_clipping,
 )
-from dither.post.statistics.core import default_unit
 from dither.post.statistics.interface import Statistics
+from dither.post.statistics.source_rows import default_unit
 from dither.privacy.codec import digest, schema_hash
 from dither.privacy.protocol import (
     BoundSearch,
     CostQuote,
     Kernel,
-    KeySelection,
     Measurement,
     Page,
     Request,
@@ -207,7 +200,7 @@ class Session(Statistics):
             without_clipping(light.plan(units_with_at_most(question, threshold)), few_rows_note(question, threshold)),
             with_note(heavy.plan(units_with_more_than(question, threshold)), many_rows_note(question, threshold)),
         )
-        planned = _PlannedQueries(plans, spend, float(resolved.confidence), resolved.assumed_group_size)
+        planned = PlannedQueries(plans, spend, float(resolved.confidence), resolved.assumed_group_size)
         answers = as_shown(self._answer(planned, ""), resolved)
         one, two = with_shared_loss(answers, "the loss is that of both answers of the split, charged once")
         return one, two
@@ -268,7 +261,7 @@ class Session(Statistics):
         typecheck.check_types(question, self.described)
         return question
 
-    def _plan(self, queries: Sequence[str], resolved: ResolvedOptions) -> _PlannedQueries:
+    def _plan(self, queries: Sequence[str], resolved: ResolvedOptions) -> PlannedQueries:
         """Plan queries, and decide what they spend."""
         if resolved.delta is not None:
             return self._plan_with_selection(queries[0], resolved)
@@ -283,10 +276,10 @@ class Session(Statistics):
         planner = planner_for(self.context, resolved, spend.gaussian, Spend(spend.share(Fraction(1, len(parts)))))
         plans = tuple(map(planner.plan, parts))
         size, asked = resolved.assumed_group_size, tuple(questions)
-        planned = _PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
+        planned = PlannedQueries(plans, spend, confidence, size, repeat=resolved.repeat, questions=asked)
         return self._with_profile(planned)
 
-    def _with_profile(self, planned: _PlannedQueries) -> _PlannedQueries:
+    def _with_profile(self, planned: PlannedQueries) -> PlannedQueries:
         """Take what the dataset's profile knows instead of searching for it, and predict what is still searched for."""
         profile, spend = self.profile, planned.spend
         if profile is None or len(planned.plans) != 1:
@@ -298,7 +291,7 @@ class Session(Statistics):
 
     def _solve_epsilon(
         self, questions: Sequence[Question], resolved: ResolvedOptions, confidence: float
-    ) -> _PlannedQueries:
+    ) -> PlannedQueries:
         """Find the least epsilon, up to a thousandth of itself, that brings every column within `max_error`."""
         if resolved.epsilon is not None or resolved.rho is not None:
             raise InvalidParameter("give max_error= or a loss, not both: max_error= solves for epsilon")
@@ -306,10 +299,10 @@ class Session(Statistics):
         planner = planner_for(self.context, resolved, False)
         plans = tuple(planner.plan(part) for question in questions for part in questions_of(question))
 
-        def plan_at(epsilon: Fraction) -> _PlannedQueries:
+        def plan_at(epsilon: Fraction) -> PlannedQueries:
             spend, size = Spend(Pure(epsilon)), resolved.assumed_group_size
             asked = tuple(questions)
-            return self._with_profile(_PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat, asked))
+            return self._with_profile(PlannedQueries(plans, spend, confidence, size, wanted, resolved.repeat, asked))
 
         low, high = Fraction(1, 10**6), Fraction(1000)
         likely = plan_at(Fraction(1))
@@ -328,16 +321,16 @@ class Session(Statistics):
             raise InvalidParameter(f"no epsilon up to {high} brings every column within {wanted:g}")
         return plan_at(least_epsilon(lambda epsilon: self._largest_half_width(plan_at(epsilon)) <= wanted, low, high))
 
-    def _largest_half_width(self, planned: _PlannedQueries) -> float:
+    def _largest_half_width(self, planned: PlannedQueries) -> float:
         """Return the largest expected half width among all columns."""
         return max((column.half_width for column in self._columns(planned)), default=0.0)
 
-    def _columns(self, planned: _PlannedQueries) -> tuple[Expected, ...]:
+    def _columns(self, planned: PlannedQueries) -> tuple[Expected, ...]:
         """Return the expected error of each column of planned queries."""
         return self._expected_errors(plan_batch(self.context, planned.plans), planned)
 
     def _expected_errors(
-        self, batch: BatchPlan, planned: _PlannedQueries, measurements: Sequence[Measurement] | None = None
+        self, batch: BatchPlan, planned: PlannedQueries, measurements: Sequence[Measurement] | None = None
     ) -> tuple[Expected, ...]:
         """Return the expected error of each column, at default values of bounds that are still to be chosen."""
         parts = batch.answer_measurements(planned.spend, self.context) if measurements is None else measurements
@@ -345,7 +338,7 @@ class Session(Statistics):
         columns = batch_errors(self.context, batch, planned.plans, parts, planned.confidence, size, predicted)
         return tuple(column for column in columns if not column.name.startswith(ORDER_COLUMN))
 
-    def _quote(self, planned: _PlannedQueries) -> Quote:
+    def _quote(self, planned: PlannedQueries) -> Quote:
         """Quote planned queries; keys that are still to be selected do not affect the cost."""
         batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
@@ -392,7 +385,7 @@ class Session(Statistics):
         unit: str,
         measurements: Sequence[Measurement],
         searches: Sequence[BoundSearch],
-        planned: _PlannedQueries | None = None,
+        planned: PlannedQueries | None = None,
         request_id: str = "",
         repeat: int = 0,
     ) -> Request:
@@ -403,7 +396,7 @@ class Session(Statistics):
             selection=None if planned is None else planned.selection,
         )  # fmt: skip
 
-    def _answer(self, planned: _PlannedQueries, request_id: str) -> list[Answer]:
+    def _answer(self, planned: PlannedQueries, request_id: str) -> list[Answer]:
         """Send all queries as one request, which is one charge, and build an answer for each from the release."""
         batch = plan_batch(self.context, planned.plans)
         measurements = batch.answer_measurements(planned.spend, self.context)
@@ -436,7 +429,7 @@ class Session(Statistics):
 
     # --- partition selection -------------------------------------------------------------------------------------
 
-    def _plan_with_selection(self, query: str, resolved: ResolvedOptions) -> _PlannedQueries:
+    def _plan_with_selection(self, query: str, resolved: ResolvedOptions) -> PlannedQueries:
         """Plan a query whose keys are selected with a part of the loss; the rest is for the answer."""
         if resolved.max_error is not None:
             raise InvalidParameter("max_error= does not go with delta=: give epsilon= or rho=")
@@ -446,7 +439,7 @@ class Session(Statistics):
         shares = planner_for(self.context, resolved, spend.gaussian).selection_shares(question)
         selection, rest = key_selection(self.context, shares, spend, delta)
         plan = planner_for(self.context, resolved, rest.gaussian, rest).plan(question, select_keys=True)
-        planned = _PlannedQueries((plan,), rest, float(resolved.confidence), resolved.assumed_group_size)
+        planned = PlannedQueries((plan,), rest, float(resolved.confidence), resolved.assumed_group_size)
         total = Approximate(spend.amount, delta) if isinstance(spend.loss, Pure) else ZCDP(spend.amount, delta)
         return replace(planned, repeat=resolved.repeat, questions=(question,), selection=selection, total=total)
 
@@ -454,78 +447,3 @@ class Session(Statistics):
 def _public_context(kernel: Kernel, dataset: str, token: str) -> Context:
     """Return what a kernel publishes about a dataset."""
     return Context(kernel.schema(dataset, token), kernel.facts(dataset, token))
-
-
-@dataclass(frozen=True)
-class _PlannedQueries:
-    """Planned queries and the loss they spend; `max_error` is the half width for which that loss was solved.
-
-    `questions` has the queries as they were asked: one with grouping sets has a plan for each of them. With a
-    `selection` of keys before, `total` is the loss of both.
-    By tag, `known` has the bounds that the dataset's profile gave, and `predicted` also those that it leads to expect.
-    """
-
-    plans: tuple[QueryPlan, ...]
-    spend: Spend
-    confidence: float
-    assumed_group_size: float | None
-    max_error: float | None = None
-    repeat: int = 0
-    questions: tuple[Question, ...] = ()
-    selection: KeySelection | None = None
-    total: Loss | None = None
-    known: Mapping[str, EstimatedBound] = field(default_factory=dict)
-    predicted: Mapping[str, EstimatedBound] = field(default_factory=dict)
-
-    def join_sets(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Return one answer for each query; the answers of its grouping sets are put together."""
-        rest, whole = list(answers), []
-        for question in self.questions:
-            count = max(1, len(question.sets))
-            whole.append(join_answers(question, rest[:count]))
-            rest = rest[count:]
-        return whole
-
-    def selection_notes(self) -> tuple[str, ...]:
-        """Return a note on the number of keys that were selected, if they were."""
-        if self.selection is None or not isinstance(self.total, Approximate | ZCDP):
-            return ()
-        keys = len(self.plans[0].selected or ())
-        return (f"{keys} keys were selected privately, with delta {self.total.delta}; rarer ones are left out",)
-
-    def with_error_notes(self, answer: Answer, columns: Sequence[Expected]) -> Answer:
-        """Add notes on the assumptions under which `max_error` was solved, and on intervals that are wider."""
-        estimates = [column.estimate for column in answer.columns if not column.key]
-        with np.errstate(invalid="ignore"):
-            widths = [np.max(np.nan_to_num(e.high - e.low, posinf=np.inf), initial=0.0) / 2 for e in estimates]
-        sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-        notes = [f"max_error= was solved as if each group had {size:,} rows" for size in sizes]
-        if self.max_error is not None and max(widths, default=0.0) > self.max_error:
-            notes.append(f"some intervals are wider than {self.max_error:g}: the data were not as assumed")
-        return replace(answer, notes=(*answer.notes, *notes))
-
-
-def options_for(queries: Sequence[str], options: QueryOptions, place: Place = "question") -> ResolvedOptions:
-    """Resolve the options of queries, from arguments and, for a single query, from its text."""
-    written = [sql_options(query)[1] for query in read_queries(queries)]
-    if len(queries) > 1 and any(written):
-        raise InvalidParameter(
-            "queries of a batch share one loss and cannot have OPTIONS(...); give the options as arguments"
-        )
-    return resolve_options(options, place, written[0])
-
-
-def planner_for(context: Context, resolved: ResolvedOptions, gaussian: bool, spend: Spend | None = None) -> Planner:
-    """Return the planner for a query's options, of which each question may `spend` so much, if that is known."""
-    bound = parse_contribution_bound(resolved.max_contributions)
-    return Planner(context, bound, gaussian, resolved.optimize_for, spend)
-
-
-def as_shown(answers: Sequence[Answer], resolved: ResolvedOptions) -> list[Answer]:
-    """Change what answers show as the options ask for; what was measured stays."""
-    return [without_negatives(answer) if resolved.nonnegative else answer for answer in answers]
-
-
-def with_shared_loss(answers: Sequence[Answer], note: str) -> list[Answer]:
-    """Add a note to each of several answers that one charge paid for; a single answer stays as it is."""
-    return [replace(answer, notes=(*answer.notes, note)) for answer in answers] if len(answers) > 1 else list(answers)

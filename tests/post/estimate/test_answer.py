@@ -11,8 +11,9 @@ import pytest
 from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
 from dither.post.estimate.clipping import Clipping, clipping_notes, raised_notes, two_errors_note
 from dither.post.estimate.contribution import EstimatedBound
+from dither.post.planned_queries import options_for
 from dither.post.query.query_plan import CellRef
-from dither.post.session import Session, options_for
+from dither.post.session import Session
 from dither.privacy.contribution_bound import ContributionModel
 
 

@@ -14,9 +14,9 @@ from dither.errors import InvalidParameter, Unsupported
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
 from dither.post.statistics.comparison import group_means, population_note, tail_share, trend_test, weighted_spread
-from dither.post.statistics.core import read_rows
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.independence import chi_squared_test, noisy_chi_squared
+from dither.post.statistics.source_rows import read_rows
 
 REDRAWS = 400
 NOISE = ScaledNoise("laplace", 8.0)

@@ -10,8 +10,9 @@ import pytest
 
 from dither.errors import InvalidParameter, NotFound, Unsupported
 from dither.post.session import Session
-from dither.post.statistics.core import Measurements, Part, Statistic, read_rows
+from dither.post.statistics.core import Measurements, Part, Statistic
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import read_rows
 from dither.schema import Category, Number
 from post.bare import BareKernel
 

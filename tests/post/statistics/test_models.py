@@ -20,12 +20,12 @@ from dither.plan.expressions.core import LiteralValue
 from dither.post.query.typical_rows import row_noise
 from dither.post.session import Session
 from dither.post.statistics.contrasts import score_noise
-from dither.post.statistics.core import read_rows
 from dither.post.statistics.descent import DescentMoments, DescentPlan, anderson_shares
 from dither.post.statistics.design import ZOOM_STEPS, Scaling, read_columns
 from dither.post.statistics.linear import LinearFit, fit_linear, moment_plan, raw_fit, ridge_for
 from dither.post.statistics.logistic import CURVATURE_WEIGHT, last_step, ridge_of
 from dither.post.statistics.moments import Moments, half_widths
+from dither.post.statistics.source_rows import read_rows
 from dither.post.statistics.steps import Released
 from dither.post.statistics.two_steps import (
     TwoStepMoments,

@@ -16,14 +16,7 @@ from dither.post.estimate.explain import Expected
 from dither.post.estimate.prediction import expected_rows
 from dither.post.query.query_plan import QueryPlan
 from dither.post.query.spend import Spend
-from dither.post.statistics.core import (
-    MeasuredPart,
-    Measurements,
-    Part,
-    SourceRows,
-    Statistic,
-    quote_name,
-)
+from dither.post.statistics.core import MeasuredPart, Measurements, Part, Statistic
 from dither.post.statistics.description import (
     ROWS_WEIGHT,
     SUMS_WEIGHT,
@@ -45,6 +38,7 @@ from dither.post.statistics.description import (
 from dither.post.statistics.grid import MOST_LEAVES, Tree, fit_tree, make_tree, plan_tree
 from dither.post.statistics.quantiles import leaves_for
 from dither.post.statistics.result import noisy_column, result_fields
+from dither.post.statistics.source_rows import SourceRows, quote_name
 from dither.schema import Number
 
 # The rows of a table whose size is not known.

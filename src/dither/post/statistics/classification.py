@@ -13,7 +13,7 @@ from dither.plan import expressions as expr
 from dither.plan.expressions.core import Expr, LiteralValue
 from dither.plan.relations.bounding import Sample
 from dither.post.query.spend import Spend
-from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.core import Statistic
 from dither.post.statistics.descent import DescentMoments, DescentPlan
 from dither.post.statistics.design import Standard, levels_of, read_columns, rows_without_null
 from dither.post.statistics.linear import moment_plan, plan_notes
@@ -25,6 +25,7 @@ from dither.post.statistics.logistic import (
     build_logistic,
 )
 from dither.post.statistics.moments import MomentPlan, has_single_rows, known_rows
+from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
 from dither.post.statistics.two_steps import MOVED_ROWS, TwoStepMoments, TwoStepPlan
 from dither.privacy.accounting.composition import sampled_loss

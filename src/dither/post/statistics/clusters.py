@@ -16,11 +16,12 @@ from dither.post.estimate.explain import Expected
 from dither.post.estimate.quantiles import interval_factor
 from dither.post.noise import Floats
 from dither.post.options import read_whole
-from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.private_bins import choose_bins, with_private_bins
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
 from dither.privacy.protocol import Measurement
 from dither.schema import Number

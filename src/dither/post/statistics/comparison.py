@@ -25,17 +25,11 @@ from dither.post.query.aggregated_values import without_null
 from dither.post.query.query_plan import at_largest_bounds
 from dither.post.query.question import Question
 from dither.post.statistics.arguments import read_list
-from dither.post.statistics.core import (
-    Measurements,
-    Part,
-    Settings,
-    SourceRows,
-    Statistic,
-    group_labels,
-)
+from dither.post.statistics.core import Measurements, Part, Statistic, group_labels
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.power import with_sampling
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import Settings, SourceRows
 from dither.schema import Boolean, Category, Domain, Number
 
 SIMULATIONS = 4_999

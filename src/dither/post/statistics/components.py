@@ -13,7 +13,7 @@ from dither.post.display import loss_text
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.spend import Spend
-from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import ModelColumn, Scaling, Standard, read_columns, read_frame
 from dither.post.statistics.linear import (
     expected_from,
@@ -26,6 +26,7 @@ from dither.post.statistics.linear import (
 )
 from dither.post.statistics.moments import MomentPlan, Moments, half_widths, read_moments
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
 from dither.privacy.protocol import Measurement
 

@@ -23,8 +23,9 @@ from dither.post.statistics.consistency import (
     with_whole_numbers,
     without_negatives,
 )
-from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.core import Measurements, Part, Statistic, expected_noise
 from dither.post.statistics.result import Result
+from dither.post.statistics.source_rows import SourceRows
 from dither.privacy.protocol import Measurement
 
 AGREE_NOTE = "all margins agree: they are sums of one table, fitted to everything measured by least squares"

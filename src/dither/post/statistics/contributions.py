@@ -12,8 +12,9 @@ import numpy as np
 from dither.errors import NotFound, Unsupported
 from dither.post.estimate.intervals import Estimate
 from dither.post.query.typical_rows import row_noise
-from dither.post.statistics.core import Asker, Measurements, Statistic, StatisticOptions, quote_name, read_rows
+from dither.post.statistics.core import Measurements, Statistic
 from dither.post.statistics.quantiles import QuantileTable, make_quantiles
+from dither.post.statistics.source_rows import Asker, StatisticOptions, quote_name, read_rows
 
 # Counts of rows are rounded: to whole numbers at first, then to numbers that are each 7% more than the one before.
 LARGEST_COUNT = 10**8

@@ -32,7 +32,7 @@ from dither.post.query.query_plan import LARGEST_CLIP, MASS, CentreSearch, Contr
 from dither.post.query.request import bound_search, default_bound
 from dither.post.statistics.contingency import normal_factor
 from dither.post.statistics.contrasts import contrast_intervals
-from dither.post.statistics.core import MeasuredPart, Measurements, Settings, SourceRows, quote_name
+from dither.post.statistics.core import MeasuredPart, Measurements
 from dither.post.statistics.design import Scaling, read_columns
 from dither.post.statistics.grid import MOST_LEAVES, FittedTree, Tree, fit_tree, make_tree, plan_tree
 from dither.post.statistics.linear import (
@@ -46,6 +46,7 @@ from dither.post.statistics.linear import (
 from dither.post.statistics.moments import SEARCH_SHARE, MomentPlan, Moments
 from dither.post.statistics.quantiles import leaves_for, level_intervals, smooth
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import Settings, SourceRows, quote_name
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
 from dither.privacy.protocol import BoundRule, BoundSearch, Measurement
 from dither.schema import Boolean, Category, Moment, Number

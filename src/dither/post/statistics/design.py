@@ -24,7 +24,7 @@ from dither.plan.relations.filter import Filter
 from dither.plan.relations.project import Project
 from dither.post.noise import Floats
 from dither.post.query.span_terms import MANY_STEPS
-from dither.post.statistics.core import SourceRows
+from dither.post.statistics.source_rows import SourceRows
 from dither.schema import Boolean, Category, Number, Reference, Scalar
 
 Standard = Literal["declared", "private"]

@@ -26,7 +26,8 @@ from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.query.question import Question
 from dither.post.query.value_grid import ValueGrid, cell_key, make_grid
 from dither.post.statistics.consistency import Margin, agree
-from dither.post.statistics.core import MeasuredPart, SourceRows
+from dither.post.statistics.core import MeasuredPart
+from dither.post.statistics.source_rows import SourceRows
 
 # Ranges of up to this many cells need one level, and up to this many two; a tree has at most MOST_LEAVES by default.
 ONE_LEVEL, TWO_LEVELS, MOST_LEAVES = 32, 1024, 4096

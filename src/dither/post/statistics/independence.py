@@ -18,10 +18,11 @@ from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected, default_group_size
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.statistics.comparison import p_text, population_note, present_question, tail_share
-from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.core import Measurements, Part, Statistic, expected_noise
 from dither.post.statistics.grid import draw_noise, level_counts
 from dither.post.statistics.power import FOUND, smallest_dependence
 from dither.post.statistics.result import Result
+from dither.post.statistics.source_rows import SourceRows
 from dither.privacy.protocol import Measurement
 
 SIMULATIONS = 1_999

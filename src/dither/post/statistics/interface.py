@@ -11,7 +11,7 @@ from dither.post.statistics.combination import combine_answers
 from dither.post.statistics.comparison import Comparison, make_comparison
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
 from dither.post.statistics.contributions import make_contributions
-from dither.post.statistics.core import Statistic, StatisticOptions, plan_query, read_rows, statistic
+from dither.post.statistics.core import Statistic, statistic
 from dither.post.statistics.description import Description
 from dither.post.statistics.independence import Independence, make_independence
 from dither.post.statistics.models import Models
@@ -26,6 +26,7 @@ from dither.post.statistics.quantiles import (
 )
 from dither.post.statistics.result import Result
 from dither.post.statistics.selection import Alerts, Counted, TopKeys, make_top, make_watch
+from dither.post.statistics.source_rows import StatisticOptions, plan_query, read_rows
 from dither.post.statistics.summary import make_proportion, make_ratio
 from dither.privacy.protocol import Kernel
 

@@ -17,7 +17,7 @@ from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.spend import Spend
 from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
-from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import (
     ZOOM_STEPS,
     Design,
@@ -41,6 +41,7 @@ from dither.post.statistics.moments import (
     searches_with_shares,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise
 from dither.privacy.protocol import Measurement
 

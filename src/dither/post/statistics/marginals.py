@@ -26,9 +26,9 @@ from dither.post.estimate.explain import DEFAULT_GROUP_SIZE, Expected
 from dither.post.estimate.prediction import expected_rows
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.typical_rows import typical_rows
-from dither.post.statistics.core import Settings, SourceRows
 from dither.post.statistics.design import frame_column, levels_of
 from dither.post.statistics.linear import not_built
+from dither.post.statistics.source_rows import Settings, SourceRows
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement
 from dither.schema import Boolean, Category, Domain, Number, Reference, Scalar

@@ -14,10 +14,11 @@ from dither.post.statistics.bayes import NaiveBayes, make_bayes
 from dither.post.statistics.classification import make_logistic
 from dither.post.statistics.clusters import Clusters, make_clusters
 from dither.post.statistics.components import PrincipalComponents, make_components
-from dither.post.statistics.core import Statistic, StatisticOptions, read_rows, statistic
+from dither.post.statistics.core import Statistic, statistic
 from dither.post.statistics.design import Standard
 from dither.post.statistics.linear import LinearModel, make_regression
 from dither.post.statistics.logistic import LogisticModel
+from dither.post.statistics.source_rows import StatisticOptions, read_rows
 from dither.post.statistics.synthesis import SyntheticData, make_synthesis
 from dither.privacy.protocol import Kernel
 from dither.schema import Scalar

@@ -31,8 +31,8 @@ from dither.post.contribution_bound import centre_candidates
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.query.span_terms import SearchShares, search_shares
 from dither.post.query.spend import Spend
-from dither.post.statistics.core import Settings
 from dither.post.statistics.design import FINE, LARGEST_ZOOM, ONE, ZOOM_STEPS, Design
+from dither.post.statistics.source_rows import Settings
 from dither.post.statistics.steps import Released, listed_key, with_shares
 from dither.privacy.protocol import BoundSearch, Calibrate
 

@@ -12,7 +12,6 @@ from fractions import Fraction
 from math import floor
 
 from dither.plan.relations.core import Relation
-from dither.post.statistics.core import SourceRows
 from dither.post.statistics.design import Design, read_columns, rows_without_null
 from dither.post.statistics.linear import ROW_REACH, assumed_choices
 from dither.post.statistics.marginals import Attribute, MarginalPlan
@@ -24,6 +23,7 @@ from dither.post.statistics.moments import (
     range_shares,
     searches_with_shares,
 )
+from dither.post.statistics.source_rows import SourceRows
 from dither.privacy.protocol import BoundSearch
 from dither.schema import Number
 

@@ -28,7 +28,7 @@ from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.query.value_grid import ValueGrid, make_equal_grid, make_grid
 from dither.post.statistics.arguments import LARGEST_LIST, read_list
 from dither.post.statistics.contingency import normal_factor
-from dither.post.statistics.core import MeasuredPart, Measurements, Part, SourceRows, Statistic, expected_noise
+from dither.post.statistics.core import MeasuredPart, Measurements, Part, Statistic, expected_noise
 from dither.post.statistics.grid import (
     MOST_LEAVES,
     FittedTree,
@@ -43,6 +43,7 @@ from dither.post.statistics.grid import (
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.selection import mechanism_at, selection_gap
+from dither.post.statistics.source_rows import SourceRows
 from dither.privacy.protocol import Measurement
 from dither.schema import Number
 

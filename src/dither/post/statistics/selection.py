@@ -28,14 +28,13 @@ from dither.post.statistics.core import (
     CHOSEN_LATER,
     Measurements,
     Part,
-    Settings,
-    SourceRows,
     Statistic,
     ends_of_plan,
     group_labels,
     shown_labels,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
+from dither.post.statistics.source_rows import Settings, SourceRows
 from dither.privacy.mechanisms import AboveThreshold, Mechanism, SparseVector, calibrate
 from dither.privacy.protocol import Calibrate, Measurement
 

@@ -20,7 +20,8 @@ from dither.post.estimate.rehearsal import REHEARSALS, made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.query_plan import LARGEST_BOUNDS
 from dither.post.query.request import noise_kind
-from dither.post.statistics.core import Measurements, R, Settings, Statistic
+from dither.post.statistics.core import Measurements, R, Statistic
+from dither.post.statistics.source_rows import Settings
 from dither.privacy.codec import schema_hash
 from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Release, ReleasedMeasurement, Request

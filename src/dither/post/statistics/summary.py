@@ -11,10 +11,11 @@ from scipy import special
 from dither.errors import InvalidParameter
 from dither.post.estimate.answer import Answer, AnswerColumn
 from dither.post.estimate.explain import IF_SPREAD, Expected
-from dither.post.statistics.core import Measurements, Part, SourceRows, Statistic
+from dither.post.statistics.core import Measurements, Part, Statistic
 from dither.post.statistics.power import share_with_sampling
 from dither.post.statistics.quantiles import SAMPLING_NOTE
 from dither.post.statistics.result import Result
+from dither.post.statistics.source_rows import SourceRows
 from dither.schema import Boolean
 
 

@@ -16,7 +16,7 @@ from dither.post.estimate.answer import AnswerColumn, import_optional
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.options import read_whole
-from dither.post.statistics.core import SourceRows, Statistic
+from dither.post.statistics.core import Statistic
 from dither.post.statistics.growing_bins import (
     coarse_note,
     column_shares,
@@ -29,6 +29,7 @@ from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, Pair
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
 from dither.post.statistics.private_bins import choose_bins, with_private_bins
 from dither.post.statistics.result import Result, key_column, result_fields
+from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
 from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors, noise_distance
 from dither.privacy.protocol import Measurement
