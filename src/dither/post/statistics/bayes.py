@@ -16,7 +16,7 @@ from dither.post.statistics.clusters import interval
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plain, plan_marginals, read_attributes, table_of
-from dither.post.statistics.private_bins import choose_bins, with_private_bins
+from dither.post.statistics.number_bins import choose_bins, with_range_searches
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
@@ -71,7 +71,7 @@ def make_bayes(
     relation = rows_without_null(rows, [target])
     private = choose_bins(rows, relation, attributes, bins or {})
     plan = plan_marginals(rows, relation, [(outcome.key, attribute.key) for attribute in private.attributes])
-    plan = with_private_bins(plan, private)
+    plan = with_range_searches(plan, private)
 
     def finish(released: Released) -> NaiveBayes:
         return build_bayes(plan, released, outcome, private.raw(released.chosen))

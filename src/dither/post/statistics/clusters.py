@@ -19,7 +19,7 @@ from dither.post.options import read_whole
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import frame_column, rows_without_null
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
-from dither.post.statistics.private_bins import choose_bins, with_private_bins
+from dither.post.statistics.number_bins import choose_bins, with_range_searches
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
@@ -75,7 +75,7 @@ def make_clusters(rows: SourceRows, columns: Sequence[str], count: int, bins: in
     if prod(attribute.size for attribute in attributes) > MAX_GRID:
         raise InvalidParameter(f"the grid may have at most {MAX_GRID} cells; give fewer bins= or columns")
     plan = plan_marginals(rows, relation, [tuple(a.key for a in attributes)])
-    plan = with_private_bins(plan, private)
+    plan = with_range_searches(plan, private)
 
     def finish(released: Released) -> Clusters:
         return build_clusters(plan, released, private.raw(released.chosen), count, bins is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -17,25 +17,19 @@ from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.options import read_whole
 from dither.post.statistics.core import Statistic
-from dither.post.statistics.growing_bins import (
-    coarse_note,
-    column_shares,
-    draw_values,
-    trim_bins,
-    trim_note,
-    with_growing_bins,
-)
 from dither.post.statistics.joint import ITERATIONS, MAX_CELLS, JointTable, PairTree, fit_joint, total_count
 from dither.post.statistics.marginals import Attribute, MarginalPlan, plan_marginals, read_attributes, table_of
-from dither.post.statistics.private_bins import choose_bins, with_private_bins
+from dither.post.statistics.number_bins import choose_bins, grow_bins, trim_bins, trim_note, with_range_searches
 from dither.post.statistics.result import Result, key_column, result_fields
 from dither.post.statistics.source_rows import SourceRows
 from dither.post.statistics.steps import Released
-from dither.post.statistics.synthesis_report import SynthesisErrors, estimate_errors, noise_distance
+from dither.post.statistics.synthesis_report import SynthesisErrors, coarse_note, estimate_errors, noise_distance
 from dither.privacy.protocol import Measurement
 
 MAX_COLUMNS = 22
 MAX_ROWS = 10_000_000
+# Within a bin whose far end is so many times as far from zero as its near end, values may become rarer outwards.
+WIDE_RATIO, LEAST_DECAY, MOST_DECAY, USUAL_DECAY = 2.0, 0.1, 50.0, 2.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,15 +72,8 @@ def make_synthesis(
             f" {len(names)}{repeated}"
         )
     relation, given = source.question(["COUNT(*)"]).relation, bins or {}
-    private = choose_bins(source, relation, read_attributes(source, names, given), given)
-    growing = [
-        place
-        for place, attribute in enumerate(private.declared)
-        if attribute.edges and attribute.name not in given and place not in private.ranges
-    ]
-    declared = [with_growing_bins(one) if place in growing else one for place, one in enumerate(private.declared)]
-    private = replace(private, declared=tuple(declared))
-    attributes = private.attributes
+    chosen = grow_bins(choose_bins(source, relation, read_attributes(source, names, given), given), given)
+    attributes = chosen.attributes
     pairs = list(combinations(range(len(names)), 2))
     if max(attributes[i].size * attributes[j].size for i, j in pairs) > MAX_CELLS // 16:
         raise Unsupported(
@@ -94,10 +81,10 @@ def make_synthesis(
             " most values, or cut numbers into fewer bins, such as bins={'age': 8}"
         )
     plan = plan_marginals(source, relation, [(attributes[i].key, attributes[j].key) for i, j in pairs])
-    plan = with_private_bins(plan, private)
+    plan = with_range_searches(plan, chosen)
 
     def finish(released: Released) -> SyntheticData:
-        return build_synthesis(plan, released, private.raw(released.chosen), growing, seed)
+        return build_synthesis(plan, released, chosen.raw(released.chosen), chosen.growing, seed)
 
     def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         return expected_distances(plan, parts[0][0], [attribute.size for attribute in attributes])
@@ -201,3 +188,50 @@ def draw_rows(joint: JointTable | PairTree, attributes: Sequence[Attribute], cou
         for number, each in enumerate(attributes)
     }
     return pa.table(columns)
+
+
+def column_shares(joint: JointTable | PairTree, columns: int) -> list[Floats]:
+    """Return the fitted shares of each column's places."""
+    first = joint.pair(0, 1)
+    return [first.sum(axis=1), *(joint.pair(0, column).sum(axis=0) for column in range(1, columns))]
+
+
+def draw_values(attribute: Attribute, shares: Floats, places: Floats, random: np.random.Generator) -> list[object]:
+    """Draw values at places: declared ones, or within bins, evenly or rarer outwards where counts say so."""
+    if not attribute.edges:
+        return attribute.draw(places, random)
+    lows, highs = (np.array([float(edge) for edge in side]) for side in (attribute.edges[:-1], attribute.edges[1:]))
+    drawn, step = random.random(len(places)), float(attribute.step)
+    values = lows[places] + (highs - lows)[places] * drawn
+    for place, decay in enumerate(outward_decays(lows, highs, shares)):
+        if decay > 0:
+            low, high = lows[place], highs[place]
+            near, far = min(abs(low), abs(high)), max(abs(low), abs(high))
+            here = places == place
+            away = near * (1 - drawn[here] * (1 - (near / far) ** decay)) ** (-1 / decay)
+            values[here] = away if low >= 0 else -away
+    steps = np.floor(values / step + 1e-9)
+    steps = np.clip(steps, np.round(lows / step)[places], np.maximum(np.round(highs / step) - 1, lows / step)[places])
+    return attribute.values_at(steps)
+
+
+def outward_decays(lows: Floats, highs: Floats, shares: Floats) -> list[float]:
+    """Return how fast values become rarer outwards in each bin, as a power of the distance from zero; 0 if they do not.
+
+    The power joins the shares of rows beyond the two ends of a bin; the outermost bin has that of its inner neighbour.
+    """
+    found = [0.0] * len(lows)
+    density = shares / np.maximum(highs - lows, 1e-300)  # a bin of a single value has no width
+    for sign in (1, -1):
+        near, far = (lows, highs) if sign > 0 else (-highs, -lows)
+        outward = [int(place) for place in np.argsort(near) if near[place] > 0]
+        decay = USUAL_DECAY
+        for number, place in enumerate(outward):
+            beyond, inner = float(shares[outward[number + 1 :]].sum()), place - sign
+            ratio = far[place] / near[place]
+            if beyond > 0:
+                decay = float(np.log((beyond + shares[place]) / beyond) / np.log(ratio))
+            falling = 0 <= inner < len(lows) and density[place] < density[inner]
+            if ratio >= WIDE_RATIO and falling:
+                found[place] = min(MOST_DECAY, max(LEAST_DECAY, decay))
+    return found

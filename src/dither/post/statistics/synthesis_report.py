@@ -17,6 +17,7 @@ import numpy as np
 from dither.post.noise import Floats, ScaledNoise
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.joint import ITERATIONS, JointTable, Pairs, PairTree, fit_joint, total_count
+from dither.post.statistics.marginals import Attribute
 
 Columns = tuple[int, ...]
 # Refits to redrawn noise; tables of more combinations than this are refitted once, in fewer iterations.
@@ -27,6 +28,11 @@ GOOD, ROUGH = 0.05, 0.15
 SQUARE_SPREAD = {"laplace": 5.0, "gaussian": 2.0}
 ONE_SIDED = 1.645
 MOST_TRIPLES = 30
+# Values follow from bins more than from data if one bin, or two neighbours, have a larger share of rows than this, and
+# are not narrow beside the spread of all values.
+MOST_ROWS, NEARLY_ALL, NARROW = 0.6, 0.85, 0.1
+# Bins of at most so many values show them well enough.
+FEW_VALUES = 4
 
 
 @dataclass(frozen=True)
@@ -144,3 +150,26 @@ def triple_distances(one: JointTable | PairTree, two: JointTable | PairTree) -> 
         others = tuple(column for column in columns if column not in kept)
         found.append(float(np.abs(one.cells.sum(axis=others) - two.cells.sum(axis=others)).sum()) / 2)
     return found
+
+
+def coarse_note(attribute: Attribute, shares: Floats) -> list[str]:
+    """Warn if most values of a number lie in one bin, or nearly all in two: what is inside a bin is made up."""
+    if not attribute.edges:
+        return []
+    edges = np.array([float(edge) for edge in attribute.edges])
+    middles = (edges[:-1] + edges[1:]) / 2
+    spread = float(np.sqrt(max(0.0, shares @ middles**2 - (shares @ middles) ** 2)))
+    for bins, most, words in ((1, MOST_ROWS, "one bin"), (2, NEARLY_ALL, "two bins")):
+        if bins > attribute.size:
+            break
+        together = np.convolve(shares, np.ones(bins), "valid")
+        place = int(np.argmax(together))
+        low, high = edges[place], edges[place + bins]
+        wide = high - low > max(FEW_VALUES * bins * float(attribute.step), NARROW * spread)
+        if together[place] > most and wide:
+            return [
+                f"warning: {together[place]:.0%} of the rows have {attribute.name} in {words}, from {low:g} to {high:g}"
+                ": verdicts are about bins, and values inside a bin are made up; give narrower bins there, such as"
+                f" bins={{'{attribute.name}': [...]}} with edges from session.quantiles"
+            ]
+    return []

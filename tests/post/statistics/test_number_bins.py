@@ -15,9 +15,11 @@ from dither.access.engines import open_engine
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef
 from dither.post.session import Session
-from dither.post.statistics.growing_bins import coarse_note, draw_values, split_near_zero, trim_bins
 from dither.post.statistics.joint import Pairs
 from dither.post.statistics.marginals import Attribute
+from dither.post.statistics.number_bins import split_near_zero, trim_bins
+from dither.post.statistics.synthesis import draw_values
+from dither.post.statistics.synthesis_report import coarse_note
 from dither.schema import load
 from post.bare import BareKernel
 
