@@ -1,484 +1,172 @@
 """Describe a table for one stated loss: sizes, means, standard deviations, quantiles, and counts of categories.
 
-All counts are measured at one bound on the rows of a unit, chosen once. The quantiles of a column come from one tree of
-counts, so they are in order; means and standard deviations from noisy sums of the values and their squares. Every
-figure has an interval, and allows for the rows that the bound removes.
+Where units have few rows, all counts are exact but for noise, and means and deviations are measured as AVG and STDDEV
+measure them: every number has its own spans or bounds for them, found privately, so that a declared range that is far
+too wide costs little. Units with many rows: `shared_description`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 
-from dither.errors import NotFound, Unsupported
-from dither.plan.expressions.core import Expr, LiteralValue
-from dither.plan.measures.clipped import ClippedSums
-from dither.plan.measures.core import Measure
-from dither.plan.stability import EstimatedLimit
-from dither.plan.traversal import fill_limits, fill_values
-from dither.post.estimate.answer import Answer, AnswerColumn
-from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected
-from dither.post.estimate.measured import ChosenBounds, estimated_bound
-from dither.post.estimate.rehearsal import ends_of_bounds
-from dither.post.noise import Floats, ScaledNoise, interval_half_width
-from dither.post.query.planner import STEPS_PER_ROW
-from dither.post.query.query_plan import LARGEST_CLIP, MASS, CentreSearch, ContributionSearch, QueryPlan, with_bounds
-from dither.post.query.request import bound_search, default_bound
-from dither.post.statistics.contingency import normal_factor
-from dither.post.statistics.contrasts import contrast_intervals
-from dither.post.statistics.core import MeasuredPart, Measurements
-from dither.post.statistics.design import Scaling, read_columns
-from dither.post.statistics.grid import MOST_LEAVES, FittedTree, Tree, fit_tree, make_tree, plan_tree
-from dither.post.statistics.linear import (
-    assumed_choices,
-    moment_plan,
-    not_built,
-    private_limits,
-    reach_notes,
-    table_rows,
+from dither.post.estimate.prediction import expected_rows
+from dither.post.query.query_plan import QueryPlan
+from dither.post.query.spend import Spend
+from dither.post.statistics.core import MeasuredPart, Measurements, Part, Statistic
+from dither.post.statistics.description_figures import (
+    MOMENTS_WEIGHT,
+    ROWS_WEIGHT,
+    TABLE_WEIGHT,
+    TREE_WEIGHT,
+    Description,
+    DescriptionPlan,
+    Figure,
+    Figures,
+    NumberTree,
+    combined_total,
+    count_figure,
+    described_columns,
+    figures_of,
+    plan_number_tree,
+    plan_total,
+    quantile_figures,
+    show_figures,
+    split_columns,
+    total_weight,
 )
-from dither.post.statistics.moments import SEARCH_SHARE, MomentPlan, Moments
-from dither.post.statistics.quantiles import leaves_for, level_intervals, smooth
-from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
-from dither.post.statistics.source_rows import Settings, SourceRows, quote_name
-from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise, with_shares
-from dither.privacy.protocol import BoundRule, BoundSearch, Measurement
-from dither.schema import Boolean, Category, Moment, Number
+from dither.post.statistics.grid import fit_tree
+from dither.post.statistics.shared_description import make_shared_description
+from dither.post.statistics.source_rows import SourceRows, quote_name
 
-# An estimate, its standard error, and the ends of its interval.
-Figure = tuple[float, float, float, float]
-QUANTILES = tuple(Fraction(number, 100) for number in (5, 25, 50, 75, 95))
-# Weights in the loss: of the number of rows, of a category's counts, and of a number's tree and sums.
-ROWS_WEIGHT, TABLE_WEIGHT, TREE_WEIGHT, SUMS_WEIGHT = Fraction(1), Fraction(1), Fraction(2), Fraction(2)
-# The share of the loss for choosing how many rows of a unit count, and the number of cells that it is chosen for.
-BOUND_SHARE, TYPICAL_CELLS = Fraction(1, 10), 16
-# About the share of a number's tree if it is one of many, and the most leaves where units have many rows.
-TREE_SHARE, MOST_SHARED_LEAVES = 0.4, 1024
-# The levels at which a tail is read off the quantiles.
-TAIL_LEVELS = 8
-# The L1 norm of a typical row's 1, z and z squared, in units of the private scale.
-TYPICAL_ROW_SIZE = 1.75
-# Variances below this count as this, so that weights stay finite.
-LEAST_VARIANCE = 1e-200
-
-
-@dataclass(frozen=True, repr=False)
-class Description(Result):
-    """A description of a table: moments and quantiles of numbers, and `categories` with the counts of the others."""
-
-    categories: Mapping[str, Answer] = field(default_factory=dict)
-
-    def cells(self, row: int) -> list[str]:
-        """Return a row as text; figures that noise hides are unknown."""
-        return [text.replace("nan", "unknown", 1) for text in super().cells(row)]
-
-    def __str__(self) -> str:
-        parts = [super().__str__() if len(self) else "\n".join(self.summary), *map(str, self.categories.values())]
-        return "\n\n".join(parts)
-
-    def _repr_html_(self) -> str:
-        table = super()._repr_html_().replace(">nan ", ">unknown ")
-        return "".join([table, *(answer._repr_html_() for answer in self.categories.values())])
+# The rows of a table whose size is not known.
+UNKNOWN_ROWS = 1000.0
+# A deviation that may be 0 is shown if it is surely no more than this share of the declared range.
+HIDDEN_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
-class SharedMoments(MomentPlan):
-    """Sums of a number's values, scaled down by the bound on rows that all counts share, without a search of its own.
+class AveragedNumber:
+    """A number's tree of counts, and the plan of its mean and deviation."""
 
-    A unit with a typical spread reaches the bound with as many rows as it may have.
-    """
-
-    @property
-    def searches_radius(self) -> bool:
-        """False: the bound on rows takes the radius's place."""
-        return False
-
-    def radius(self) -> Expr:
-        """Return the steps of one unit of a product, so that a typical row has the size of a counted row."""
-        return LiteralValue(Fraction(int(STEPS_PER_ROW / TYPICAL_ROW_SIZE)))
-
-    def measure(self) -> Measure:
-        """Build the measure of all products, bounded as the counts are."""
-        sums = super().measure()
-        return replace(sums, bound=EstimatedLimit(MASS, LARGEST_CLIP)) if isinstance(sums, ClippedSums) else sums
+    counts: NumberTree
+    moments: QueryPlan
 
 
 @dataclass(frozen=True)
-class NumberPlan:
-    """The measures of a number: the levels of a tree of counts, and the sums of values and squares."""
+class AveragesPlan(DescriptionPlan[AveragedNumber]):
+    """The plan of a description whose means and deviations have bounds of their own."""
 
-    name: str
-    nullable: bool
-    tree: Tree
-    levels: tuple[QueryPlan, ...]
-    sums: MomentPlan
-
-
-@dataclass(frozen=True)
-class Figures:
-    """A number's figures: each an estimate, a standard error, and the ends of an interval."""
-
-    count: Figure
-    mean: Figure
-    deviation: Figure
-    quantiles: tuple[Figure, ...]
-
-
-@dataclass(frozen=True)
-class DescriptionPlan:
-    """The plan of a description: the number of rows, numbers, and categories, with their shares of the loss."""
-
-    rows: SourceRows
-    total: QueryPlan
-    numbers: tuple[NumberPlan, ...]
-    tables: Mapping[str, QueryPlan]
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of the statistic."""
-        return self.rows.settings
-
-    @cached_property
-    def unit_share(self) -> Fraction:
-        """The share of the loss for a weight of 1."""
-        whole = ROWS_WEIGHT + TABLE_WEIGHT * len(self.tables) + (TREE_WEIGHT + SUMS_WEIGHT) * len(self.numbers)
-        return (1 - (BOUND_SHARE if self.total.searches else 0)) / whole
-
-    def searches(self) -> tuple[BoundSearch, ...]:
-        """Build the search for the bound on rows, and those of the sums of each number."""
-        found = [self._bound_search(search) for search in self.total.searches]
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts: the rows, the categories, and of each number the levels of its tree and its moments."""
+        found = [Part(self.total, ROWS_WEIGHT), *(Part(table, TABLE_WEIGHT) for table in self.tables.values())]
         for number in self.numbers:
-            own = number.sums.searches()
-            share = self.unit_share * SUMS_WEIGHT * SEARCH_SHARE / max(1, len(own))
-            found += with_shares(own, self.settings, share)
+            found += [Part(level, TREE_WEIGHT / len(number.counts.levels)) for level in number.counts.levels]
+            found.append(Part(number.moments, MOMENTS_WEIGHT))
         return tuple(found)
 
-    def _bound_search(self, search: CentreSearch | ContributionSearch) -> BoundSearch:
-        """Build the search for the bound on rows, for the noise of a tree's cells rather than of the total."""
-        spend, context = self.settings.spend, self.settings.context
-        own = replace(search, share=BOUND_SHARE)
-        made = bound_search(replace(self.total, searches=(own,)), own, spend, context)
-        if not isinstance(made.rule, BoundRule):
-            return made
-        noise = Fraction(spend.noise(self.unit_share)).limit_denominator(1000)
-        return replace(made, rule=replace(made.rule, noise=noise, cells=TYPICAL_CELLS))
-
-    def steps(self) -> tuple[Step, ...]:
-        """Build the steps: the rows, the levels of each tree, the tables, and the sums."""
-        unit = self.unit_share
-        found = [Step(self.total.measures[0].measure, unit * ROWS_WEIGHT)]
+    def split(self, parts: Sequence[MeasuredPart]) -> tuple[list[MeasuredPart], list[list[MeasuredPart]]]:
+        """Return the parts of the rows and of the categories, and those of each number."""
+        counts, rest = list(parts[: 1 + len(self.tables)]), list(parts[1 + len(self.tables) :])
+        own = []
         for number in self.numbers:
-            share = unit * TREE_WEIGHT / len(number.levels)
-            found += [Step(plan.measures[0].measure, share) for plan in number.levels]
-        found += [Step(plan.measures[0].measure, unit * TABLE_WEIGHT) for plan in self.tables.values()]
-        for number in self.numbers:
-            rest = 1 - (SEARCH_SHARE if number.sums.searches() else 0)
-            found.append(Step(number.sums.measure(), unit * SUMS_WEIGHT * rest))
-        return tuple(found)
-
-    def bounds(self, released: Released) -> ChosenBounds:
-        """Return the bound on rows that was chosen, with what it removes."""
-        limits = {search.tag: released.chosen[search.tag] for search in self.total.searches}
-        if not released.releases:
-            made_up = next(ends_of_bounds(self.total))
-            return ChosenBounds(limits, made_up.bounds)
-        results = released.releases[0].search_results or ()
-        bounds = {
-            search.tag: estimated_bound(search, result.values, result.mechanism, limits[search.tag])
-            for search, result in zip(self.total.searches, results, strict=False)
-            if isinstance(search, ContributionSearch)
-        }
-        return ChosenBounds(limits, bounds)
-
-    def part(self, plan: QueryPlan, released: Released, place: int, chosen: ChosenBounds) -> MeasuredPart:
-        """Return the release of a plan of counts."""
-        filled = with_bounds(plan, self.settings.context, chosen.limits)
-        return MeasuredPart(filled, (released.parts[place],), chosen.bounds, chosen.limits)
+            own.append(rest[: len(number.counts.levels) + 1])
+            rest = rest[len(number.counts.levels) + 1 :]
+        return counts, own
 
 
-def make_shared_description(rows: SourceRows, chosen: Sequence[str]) -> SteppedStatistic[Description]:
-    """Make the statistic that describes columns of units with many rows, whose bound all counts and sums share."""
-    numbers = [name for name in chosen if isinstance(rows.domain(name), Number)]
-    tables = {
-        name: rows.plan([f"COUNT(*) AS {quote_name(f'rows by {name}')}"], by=[name])
-        for name in chosen
-        if name not in numbers
-    }
-    total = plan_total(rows)
-    shared = any(search.tag == MASS for search in total.searches)
-    plan = DescriptionPlan(rows, total, tuple(plan_number(rows, name, len(chosen), shared) for name in numbers), tables)
+def make_description(rows: SourceRows, columns: Sequence[str] | None) -> Statistic[Description]:
+    """Make the statistic that describes columns: by default, all whose values can be listed or averaged."""
+    chosen, total = described_columns(rows, columns), plan_total(rows)
+    if total.searches or total.clipped_to:
+        return make_shared_description(rows, total, chosen)
+    numbers, tables = split_columns(rows, chosen)
+    whole = total_weight(len(numbers), len(tables))
+    known = expected_rows(rows.context, total.question.relation, rows.settings.unit) or UNKNOWN_ROWS
+    plan = AveragesPlan(rows, total, tuple(plan_number(rows, name, whole, known) for name in numbers), tables)
 
-    def finish(released: Released) -> Description:
-        return build_description(plan, released)
+    def build(measured: Measurements) -> Description:
+        return build_description(plan, measured)
 
-    def expect(parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
-        return expected_figures(plan, parts[0])
+    def extend(columns: Sequence[Expected]) -> list[Expected]:
+        return expected_figures(plan, columns)
 
-    notes = (f"unit of privacy: {rows.settings.unit}",)
-    return SteppedStatistic(rows.settings, (), not_built, expect, notes, plan.searches(), plan.steps(), finish)
+    return Statistic(rows.settings, plan.parts(), build, extend=extend)
 
 
-def plan_total(rows: SourceRows) -> QueryPlan:
-    """Plan the number of rows as a table with one key, so that its bound has the steps of the other tables."""
-    question = rows.question(["COUNT(*) AS rows"])
-    return rows.settings.planner.plan(replace(question, keys=(("all", LiteralValue(Fraction(0))),)))
+def plan_number(rows: SourceRows, name: str, whole: Fraction, known_rows: float) -> AveragedNumber:
+    """Plan the tree and the moments of a number."""
+    settings, column = rows.settings, quote_name(name)
+    own = replace(settings.planner, spend=Spend(settings.spend.share(MOMENTS_WEIGHT / whole)))
+    moments = own.plan(rows.question([f"AVG({column}) AS mean", f"STDDEV({column}) AS deviation"]))
+    known = known_rows * float(settings.spend.amount) * float((TREE_WEIGHT + MOMENTS_WEIGHT) / whole)
+    return AveragedNumber(plan_number_tree(rows, name, known), moments)
 
 
-def described_columns(rows: SourceRows, columns: Sequence[str] | None) -> list[str]:
-    """Return the columns to describe; refuse unknown ones and those that cannot be described."""
-    known = {
-        name: domain for name, domain in rows.scope.columns.items() if isinstance(domain, Number | Category | Boolean)
-    }
-    if columns is None:
-        if not known:
-            raise NotFound("no column is a number, a category or true or false, so there is nothing to describe")
-        return list(known)
-    names, all_columns = list(columns), rows.scope.columns
-    moments = [name for name in names if isinstance(all_columns.get(name), Moment)]
-    if moments:
-        raise Unsupported(
-            f"{moments[0]} is a date or a time, and describe takes numbers, categories and booleans; leave it out, or "
-            f"count its periods: session.table(source, [\"DATE_TRUNC('year', {moments[0]})\"])"
-        )
-    if not names or any(name not in known for name in names):
-        raise NotFound(f"columns must be some of: {', '.join(known)}")
-    return names
-
-
-def plan_number(rows: SourceRows, name: str, columns: int, shared: bool) -> NumberPlan:
-    """Plan the tree and the sums of a number; the tree has the more leaves, the more rows there are for each column."""
-    (column,) = read_columns(rows, [name])
-    # A number that is 0 or 1 is measured as any other: its standard deviation follows from its square.
-    sums = moment_plan(rows, [name], (replace(column, indicator=False),), None)
-    design = replace(sums.design, suffix=f" {name}")
-    sums = SharedMoments(sums.settings, design) if shared else replace(sums, design=design)
-    known = TREE_SHARE * table_rows(sums) * float(rows.settings.spend.amount) / columns
-    tree = make_tree(rows.domain(name), min(leaves_for(known), MOST_SHARED_LEAVES if shared else MOST_LEAVES))
-    return NumberPlan(name, rows.domain(name).nullable, tree, tuple(plan_tree(rows, name, tree)), sums)
-
-
-def build_description(plan: DescriptionPlan, released: Released) -> Description:
+def build_description(plan: AveragesPlan, measured: Measurements) -> Description:
     """Build the description from what was released."""
-    chosen, settings = plan.bounds(released), plan.settings
-    rows = row_figure(plan, released, chosen)
-    removed = max((bound.removed_share_high for bound in chosen.bounds.values()), default=0.0)
-    place, figures = 1, []
-    sums_place = 1 + sum(len(number.levels) for number in plan.numbers) + len(plan.tables)
-    measured = Measurements(settings, (), released.releases)
-    for offset, number in enumerate(plan.numbers):
-        parts = [plan.part(level, released, place + depth, chosen) for depth, level in enumerate(number.levels)]
-        place += len(parts)
-        moments = number.sums.read(
-            released.values(sums_place + offset), released.noise(sums_place + offset), released.chosen
-        )
-        scaling = number.sums.design.scaling(released.chosen)
-        long_tail = bool(private_limits(number.sums, scaling))
-        fitted = fit_tree(number.tree, parts)
-        figures.append(read_figures(number, fitted, moments, scaling, rows, removed, measured, long_tail))
-    categories = {
-        name: plan.part(table, released, place + index, chosen).answer(settings, released.releases)
-        for index, (name, table) in enumerate(plan.tables.items())
-    }
-    columns = figure_columns([number.name for number in plan.numbers], figures) if figures else []
-    notes = [f"unit of privacy: {settings.unit}", *bound_notes(chosen.bounds, settings.unit)]
-    for number in plan.numbers:
-        notes += reach_notes(number.sums, number.sums.design.scaling(released.chosen))
-    size = noisy_column("rows", *([part] for part in rows)).cell(0)
-    fields = result_fields(measured, "description", columns, [f"{size} rows"], notes)
-    return Description(**fields, categories=categories)
+    settings, (counts, own) = measured.settings, plan.split(measured.parts)
+    pairs = list(zip(plan.numbers, own, strict=True))
+    every_row = [*counts, *(parts[0] for number, parts in pairs if not number.counts.nullable)]
+    rows = combined_total([(part.values()[:, 0], part.noise()) for part in every_row], settings.confidence)
+    figures = [read_figures(number, parts, rows, measured) for number, parts in pairs]
+    answers = [part.answer(settings, measured.releases) for part in counts[1:]]
+    categories = dict(zip(plan.tables, answers, strict=True))
+    return show_figures(measured, rows, figures, categories, hidden_notes(figures))
 
 
-def row_figure(plan: DescriptionPlan, released: Released, chosen: ChosenBounds) -> Figure:
-    """Return the number of rows; if no bound removes any, all tables that count every row make it more precise."""
-    own = figures_of(plan.part(plan.total, released, 0, chosen).answer(plan.settings, released.releases))[-1]
-    if chosen.limits or plan.total.clipped_to:
-        return own
-    first = 1 + sum(len(number.levels) for number in plan.numbers)
-    places, place = [0, *range(first, first + len(plan.tables))], 1
-    for number in plan.numbers:
-        places += [] if number.nullable else [place]
-        place += len(number.levels)
-    counts = [(released.values(place), released.noise(place)) for place in places]
-    return combined_total(counts, plan.settings.confidence)
-
-
-def figures_of(answer: Answer) -> list[Figure]:
-    """Return the estimate, standard error and interval of each noisy column in the first row of an answer."""
-    estimates = [column.estimate for column in answer.columns if not column.key]
-    parts = [(one.value, one.std_error, one.low, one.high) for one in estimates]
-    return [tuple(float(np.atleast_1d(part)[0]) for part in own) for own in parts]  # type: ignore[misc]
-
-
-def combined_total(counts: Sequence[tuple[Floats, ScaledNoise]], confidence: float) -> Figure:
-    """Return the number of rows from several tables that count every row, each weighted by its precision."""
-    sums = np.array([values.sum() for values, _ in counts])
-    variances = np.maximum([noise.variance * values.size for values, noise in counts], LEAST_VARIANCE)
-    error = float(1 / np.sqrt((1 / variances).sum()))
-    value = float((sums / variances).sum() * error**2)
-    half = normal_factor(counts[0][1].kind == "laplace", confidence) * error
-    return value, error, value - half, value + half
-
-
-def bound_notes(bounds: Mapping[str, EstimatedBound], unit: str) -> list[str]:
-    """Say which bound on rows was chosen, and what the intervals assume about the rest."""
-    return [
-        f"a bound chosen privately: each {unit} adds at most {bound.limit}; what is beyond counts less. Intervals of "
-        f"quantiles allow for it wherever it lies; those of means take it to be like the rest, but in columns with a "
-        f"private range to be what lies farthest out"
-        for bound in bounds.values()
-    ]
+def hidden_notes(figures: Sequence[Figures]) -> list[str]:
+    """Say which deviations noise hides."""
+    hidden = [own.name for own in figures if np.isnan(own.deviation[0])]
+    if not hidden:
+        return []
+    return [f"std is unknown for {', '.join(hidden)}: noise hides it; spend more, or narrow the declared range"]
 
 
 def read_figures(
-    number: NumberPlan,
-    fitted: FittedTree,
-    moments: Moments,
-    scaling: Scaling,
-    rows: Figure,
-    removed: float,
-    measured: Measurements,
-    long_tail: bool,
+    number: AveragedNumber, parts: Sequence[MeasuredPart], rows: Figure, measured: Measurements
 ) -> Figures:
-    """Compute the figures of a number from its tree and its sums."""
-    confidence = measured.settings.confidence
-    count = count_figure(number.nullable, fitted, rows, removed, confidence)
-    weighted = min(1.0, max(0.0, 1 - float(moments.matrix[0, 0]) / max(count[0], 1.0))) if removed else 0.0
-    mean, deviation = moment_figures(moments, scaling, weighted, confidence)
-    mean = with_far_rows(mean, deviation[0], fitted, weighted) if long_tail else mean
-    domain = number.tree.grid
-    low, high = float(domain.lo), float(domain.hi)
+    """Compute the figures of a number from its tree and its moments."""
+    fitted = fit_tree(number.counts.tree, parts[:-1])
+    mean, deviation = figures_of(parts[-1].answer(measured.settings, measured.releases))
     return Figures(
-        count,
-        clip_figure(mean, low, high),
-        clip_figure(deviation, 0.0, (high - low) / 2),
-        quantile_figures(fitted, removed, measured),
+        number.counts.name,
+        count_figure(number.counts.nullable, fitted, rows, 0.0, measured.settings.confidence),
+        mean,
+        hidden_or_shown(deviation, float(number.counts.tree.grid.hi - number.counts.tree.grid.lo)),
+        quantile_figures(fitted, 0.0, measured),
     )
 
 
-def clip_figure(figure: Figure, low: float, high: float) -> Figure:
-    """Clip an estimate and its interval to what is possible."""
-    value, error, first, last = figure
-    value, first, last = (float(end) for end in np.clip([value, first, last], low, high))
-    return value, error, first, last
+def hidden_or_shown(deviation: Figure, width: float) -> Figure:
+    """Return a deviation, or nan in its place if noise hides whether values of this range differ at all.
 
-
-def count_figure(nullable: bool, fitted: FittedTree, rows: Figure, removed: float, confidence: float) -> Figure:
-    """Return the number of values: all rows if none may be missing, else the total of the tree, at most all rows."""
-    if not nullable:
-        return rows
-    errors = fitted.errors.sum(axis=1)
-    half = float(np.quantile(np.abs(errors), confidence))
-    most = 1 / max(1e-9, 1 - removed)
-    value = min(max(0.0, fitted.total) * (1 + most) / 2, rows[0])
-    high = min((fitted.total + half) * most, rows[3])
-    return value, float(errors.std()), min(fitted.total - half, value), max(value, high)
-
-
-def with_far_rows(mean: Figure, deviation: float, fitted: FittedTree, removed: float) -> Figure:
-    """Widen the interval of a mean by what it would lack if the rows that count less were those farthest out.
-
-    How far that is say the quantiles, and the standard deviation of the others.
+    Where noise left no variance that is possible, the deviation may be anything up to half of the range.
     """
-    value, error, low, high = mean
-    usual = deviation * math.sqrt(removed / max(1e-9, 1 - removed))
-    levels = removed * (np.arange(TAIL_LEVELS) + 0.5) / TAIL_LEVELS
-    least, most = (float(tree_quantiles(fitted, side).mean()) for side in (levels, 1 - levels))
-    down, up = (max(removed * distance, usual) for distance in (value - least, most - value))
-    return value, error, low - down, high + up
+    value, error, low, high = deviation
+    if not np.isfinite(value) or high <= 0:
+        return np.nan, error, 0.0, width / 2
+    hidden = low <= 0 and high > HIDDEN_SHARE * width
+    return (np.nan, error, low, high) if hidden else deviation
 
 
-def moment_figures(moments: Moments, scaling: Scaling, removed: float, confidence: float) -> tuple[Figure, Figure]:
-    """Return the mean and the standard deviation in raw units, from noisy sums of 1, z and z squared."""
-    centre, scale = float(scaling.centres[0]), float(scaling.scales[0])
-    found = contrast_intervals(moments, moments.matrix[:1, :1], np.ones((1, 1)), confidence)
-    if found.hidden.any():
-        everything = (np.inf, -np.inf, np.inf)
-        return (centre, *everything), (scale / 2, *everything)
-    cells = np.array([moments.matrix[entries[0]] for entries in moments.places])
-    drawn = cells - moments.draws * moments.noises
-    with np.errstate(invalid="ignore", divide="ignore"):
-        size = np.where(drawn[:, 0] > 0, drawn[:, 0], np.nan)
-        variances = drawn[:, 2] / size - (drawn[:, 1] / size) ** 2
-    tail = (1 - confidence) / 2
-    # As samples are described: the divisor is one less than the number of values.
-    sample_scale = scale * float(np.sqrt(cells[0] / max(1.0, cells[0] - 1)))
-    deviations = np.sqrt(np.maximum(variances, 0.0)) * sample_scale
-    low, high = np.nanquantile(deviations, [tail, 1 - tail])
-    # Noise may leave no variance above 0; then it is at most about as large as the noise.
-    high = max(high, float(np.sqrt(np.nanstd(variances))) * sample_scale)
-    variance = cells[2] / cells[0] - (cells[1] / cells[0]) ** 2
-    deviation = float(np.clip(np.sqrt(max(variance, 0.0)) * sample_scale, low, high))
-    # Rows that count less are taken to be like the rest for the mean, and anywhere within reach for the deviation.
-    more, far = removed * deviation, np.sqrt(removed) * scale * scaling.reach
-    mean = centre + scale * float(found.values[0])
-    ends = centre + scale * np.array([found.lows[0], found.highs[0]])
-    return (
-        (mean, scale * float(found.std_errors[0]), float(ends[0]) - more, float(ends[1]) + more),
-        (deviation, float(np.nanstd(deviations)), float(low) - more, float(np.hypot(high, far))),
-    )
+def expected_figures(plan: AveragesPlan, columns: Sequence[Expected]) -> list[Expected]:
+    """Return the expected errors of the rows, the counts of categories, the means and the deviations.
 
-
-def quantile_figures(fitted: FittedTree, removed: float, measured: Measurements) -> tuple[Figure, ...]:
-    """Return the quantiles with intervals, in order; rows that a bound removed may lie anywhere."""
-    levels, kept = np.array([float(level) for level in QUANTILES]), max(1e-9, 1 - removed)
-    lows, _ = level_intervals(fitted, np.clip((levels - removed) / kept, 0.0, 1.0).tolist(), measured, False)
-    _, highs = level_intervals(fitted, np.clip(levels / kept, 0.0, 1.0).tolist(), measured, False)
-    lows, highs = np.minimum.accumulate(lows[::-1])[::-1], np.maximum.accumulate(highs)
-    points = np.clip(tree_quantiles(fitted, levels), lows, highs)
-    return tuple((float(p), float(b - a) / 4, float(a), float(b)) for p, a, b in zip(points, lows, highs, strict=True))
-
-
-def tree_quantiles(fitted: FittedTree, levels: Floats) -> Floats:
-    """Return quantiles of the fitted counts, rounded to the column's step."""
-    grid, total = fitted.tree.grid, max(fitted.total, 1.0)
-    shares = np.clip(smooth(fitted.cumulative / total), 0.0, 1.0)
-    ends = np.concatenate([[float(grid.lo)], grid.high_ends()])
-    rising = np.concatenate([[0.0], shares]) + 1e-12 * np.arange(len(shares) + 1)
-    step = float(grid.step)
-    return np.asarray(np.round(np.interp(levels, rising, ends) / step) * step)
-
-
-def figure_columns(names: Sequence[str], figures: Sequence[Figures]) -> list[AnswerColumn]:
-    """Return the columns of the table, one row for each number."""
-    titles = ["n", "mean", "std", *(f"{float(level):.0%}" for level in QUANTILES)]
-    rows = [[own.count, own.mean, own.deviation, *own.quantiles] for own in figures]
-    shown = [noisy_column(title, *np.array([row[place] for row in rows]).T) for place, title in enumerate(titles)]
-    return [key_column("column", names), *shown]
-
-
-# --- quotes ----------------------------------------------------------------------------------------------------------
-
-
-def expected_figures(plan: DescriptionPlan, parts: Sequence[Measurement]) -> list[Expected]:
-    """Return the expected errors of the rows, the counts of categories and the means."""
-    settings, known = plan.settings, not plan.total.searches
-    assumed = {search.tag: default_bound(search) for search in plan.total.searches}
-
-    def expected_count(name: str, place: int) -> Expected:
-        filled = replace(parts[place], measure=fill_limits(parts[place].measure, assumed))
-        noise = expected_noise(settings.context, settings.unit, filled)
-        factor = getattr(plan.total.sources[0], "factor", 1)
-        noise = noise.times(1 / factor)
-        return Expected(name, noise.std, interval_half_width([noise], settings.confidence), False, known=known)
-
-    first_table = 1 + sum(len(number.levels) for number in plan.numbers)
-    found = [expected_count("rows", 0)]
-    found += [expected_count(f"rows by {name}", first_table + index) for index, name in enumerate(plan.tables)]
-    for offset, number in enumerate(plan.numbers):
-        sums, measurement = number.sums, parts[first_table + len(plan.tables) + offset]
-        choices = assumed_choices(sums, 48)
-        filled = replace(measurement, measure=fill_limits(fill_values(measurement.measure, choices), assumed))
-        noise = expected_noise(settings.context, settings.unit, filled)
-        moments, rows = sums.read(np.zeros(len(sums.pairs)), noise, choices), table_rows(sums)
-        scale, errors = float(sums.design.scaling(choices).scales[0]), moments.noises[1] / rows
-        half = float(np.quantile(np.abs(moments.draws[:, 1]), settings.confidence))
-        found.append(
-            Expected(f"mean of {number.name}", scale * errors, scale * errors * half, True, rows, not sums.searches())
-        )
+    `columns` has those of all parts; the levels of a tree have one each, and are left out.
+    """
+    names, rest = ["rows", *(f"rows by {name}" for name in plan.tables)], list(columns)
+    found = [replace(error, name=name) for name, error in zip(names, rest, strict=False)]
+    rest = rest[len(names) :]
+    for number in plan.numbers:
+        mean, deviation = rest[len(number.counts.levels) : len(number.counts.levels) + 2]
+        found += [
+            replace(mean, name=f"mean of {number.counts.name}"),
+            replace(deviation, name=f"std of {number.counts.name}"),
+        ]
+        rest = rest[len(number.counts.levels) + 2 :]
     return found

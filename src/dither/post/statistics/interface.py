@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
 from dither.post.estimate.answer import Answer
-from dither.post.statistics.bounded_description import make_description
 from dither.post.statistics.combination import combine_answers
 from dither.post.statistics.comparison import Comparison, make_comparison
 from dither.post.statistics.contingency import ContingencyTable, make_table, read_table_request
 from dither.post.statistics.contributions import make_contributions
 from dither.post.statistics.core import Statistic, statistic
-from dither.post.statistics.description import Description
+from dither.post.statistics.description import make_description
+from dither.post.statistics.description_figures import Description
 from dither.post.statistics.independence import Independence, make_independence
 from dither.post.statistics.models import Models
 from dither.post.statistics.quantiles import (

@@ -13,8 +13,8 @@ from tests.post.bare import BareKernel
 from dither.access.engines import open_engine
 from dither.plan.context import Context, with_public_facts
 from dither.post.session import Session
-from dither.post.statistics import bounded_description
-from dither.post.statistics.description import Description
+from dither.post.statistics.description import hidden_or_shown
+from dither.post.statistics.description_figures import Description
 from dither.schema.parser import load
 
 PEOPLE, NARROW, WIDE = 20_000, 400_000, 40_000_000
@@ -117,10 +117,10 @@ def test_a_deviation_that_noise_hides_is_unknown(world: World) -> None:
 
 
 def test_a_constant_column_has_no_deviation() -> None:
-    assert bounded_description.hidden_or_shown((0.0, 0.01, 0.0, 0.02), 100.0)[0] == 0.0
-    assert np.isnan(bounded_description.hidden_or_shown((0.0, 1.0, 0.0, 2.0), 100.0)[0])
-    assert bounded_description.hidden_or_shown((0.0, 0.0, 0.0, 0.0), 100.0)[3] == 50.0
-    assert bounded_description.hidden_or_shown((5.0, 1.0, 3.0, 7.0), 10.0)[0] == 5.0
+    assert hidden_or_shown((0.0, 0.01, 0.0, 0.02), 100.0)[0] == 0.0
+    assert np.isnan(hidden_or_shown((0.0, 1.0, 0.0, 2.0), 100.0)[0])
+    assert hidden_or_shown((0.0, 0.0, 0.0, 0.0), 100.0)[3] == 50.0
+    assert hidden_or_shown((5.0, 1.0, 3.0, 7.0), 10.0)[0] == 5.0
 
 
 def test_quotes_name_every_figure(world: World) -> None:
