@@ -70,6 +70,18 @@ def tier(pytestconfig: pytest.Config) -> Tier:
     return Tier(pytestconfig.getoption("--tier"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for all temporary files, also those of processes that tests kill; removed at the end."""
+    tmp_path_factory.getbasetemp()  # pytest's own folder stays where it is
+    with tempfile.TemporaryDirectory(prefix="dither-tests-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o1777)  # as /tmp is: some servers run as another user
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", folder)
+            patch.setattr(tempfile, "tempdir", folder)
+            yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a PostgreSQL server that lives as long as the tests (fsync on)."""

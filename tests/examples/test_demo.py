@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,10 @@ def test_the_first_answers_are_near_the_truth(directory: Path) -> None:
     assert abs(asked[0]["rows"][0]["people"] - 20_000) < 300
     assert [row["action"] for row in asked[1]["rows"]] == ["view", "click", "share", "like", "comment", "report"]
     assert len(asked[2]["rows"]) == 9 and len(asked[3]["rows"]) == 5
+
+
+def test_a_folder_that_nothing_names_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression test: `dither demo --json` left its data behind, in a folder that it did not name."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    asked = json.loads(CliRunner().invoke(app, ["demo", "--json"]).stdout)
+    assert len(asked) == 5 and not list(tmp_path.glob("dither-demo-*"))

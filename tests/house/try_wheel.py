@@ -58,7 +58,7 @@ def try_wheel(wheel: Path) -> str:
         home = run(where, python, "-c", "import dither; print(dither.__file__)").strip()
         if str(ROOT) in home:
             sys.exit(f"this is the checkout and not the wheel: {home}")
-        shown = run(where, dither, "demo")
+        shown = run(where, dither, "demo", "--directory", where / "demo")
         (where / "mine.py").write_text(AUDITED)
         return shown + run(where, python, "mine.py") + run_documented(where, python)
 

@@ -216,13 +216,17 @@ def test_the_attack_command_finds_a_weak_service(tmp_path: Path) -> None:
 
 
 def test_it_stops_cleanly_and_the_ledger_is_valid(tmp_path: Path) -> None:
-    with serving(town(tmp_path / "data", 10, SEPARATE), tmp_path / "s", "--misses", "1000") as made:
+    described, temporary = town(tmp_path / "data", 10, SEPARATE), tmp_path / "temporary"
+    temporary.mkdir()
+    with serving(described, tmp_path / "s", "--misses", "1000", TMPDIR=str(temporary)) as made:
         token = made.account("ann")
         connect(made.url, token=token).sql(COUNT, epsilon=1)
+        assert list(temporary.iterdir())
         children = made.children()
         made.process.send_signal(signal.SIGTERM)
         assert made.process.wait(40) == 0
     assert not any(Path(f"/proc/{number}").exists() for number in children.values())
+    assert not list(temporary.iterdir())
     assert verify(tmp_path / "s" / "private" / "ledger.sqlite").sound
     assert not (tmp_path / "s" / "private" / "logs" / "private.jsonl").read_text()
     lines = (tmp_path / "s" / "private" / "logs" / "public.jsonl").read_text().splitlines()

@@ -174,6 +174,7 @@ def test_a_forked_kernel_draws_its_own_noise_and_shares_the_budget(world: Any, o
             other = LocalKernel(world(3), room.place)
             values = other.answer(wide(1), "ann").parts[0].values
             os.write(write, json.dumps(values).encode())
+            other.close()
         finally:
             os._exit(0)
     theirs = json.loads(os.read(read, 10_000))
