@@ -25,7 +25,15 @@ import plan.plans as plans
 import plan.worlds as worlds
 from dither.access.engines import open_engine
 from dither.access.engines.duckdb import DuckDBEngine
-from dither.access.snapshot import FORMAT, SnapshotEngine, prepare, read_manifest, snapshot_path
+from dither.access.snapshot import (
+    FORMAT,
+    STAMPED_BYTES,
+    SnapshotEngine,
+    prepare,
+    read_manifest,
+    snapshot_path,
+    source_stamp,
+)
 from dither.cli import app
 from dither.errors import DitherError, EngineFailure, InvalidSchema
 from dither.plan import expressions as x
@@ -345,6 +353,19 @@ def test_a_stale_snapshot_is_refused(change: Any, data: Dataset, tmp_path: Path)
     engine = open_engine(changed)
     assert isinstance(engine, SnapshotEngine)
     engine.close()
+
+
+def test_a_change_at_either_end_of_a_large_source_is_noticed(data: Dataset, tmp_path: Path) -> None:
+    """Files of the same name, size and time: unchanged, and with a changed byte at the start, or of the last 64 KiB."""
+    path, size, stamps = tmp_path / "actions.parquet", 4 * STAMPED_BYTES, []
+    for changed in (None, 0, STAMPED_BYTES - 1, size - STAMPED_BYTES, size - 1):
+        content = bytearray(size)
+        if changed is not None:
+            content[changed] = 1
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+        stamps.append(source_stamp(data.tables["actions"], data))
+    assert len(set(stamps)) == len(stamps)
 
 
 def test_each_remedy_for_a_stale_snapshot_gives_todays_records(data: Dataset, tmp_path: Path) -> None:

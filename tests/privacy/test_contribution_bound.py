@@ -131,6 +131,15 @@ def test_a_size_that_is_only_a_limit_does_not_raise_what_is_believed() -> None:
     assert totals[1] <= totals[0] < totals[2] / 5
 
 
+def test_what_is_seen_is_part_of_a_size_and_is_not_made_up_again() -> None:
+    """50,000 units of 4 or 5 rows that noise cannot hide are the whole table: no others are believed beyond them."""
+    counts = np.zeros(len(ROWS) + 1)
+    counts[4], whole = 50_000, (KnownSize(2**15, 200_000, 2_000, True),)
+    for seed in range(4):
+        noisy = np.rint(counts + np.random.default_rng(seed).laplace(0, 300, len(counts)))
+        assert 150_000 < fit_contributions(ROWS, noisy, 300.0, sizes=whole).total() < 300_000
+
+
 @pytest.mark.parametrize("size", [KnownSize(1, 2**62, 1, True), KnownSize(2**62, -(2**62), 2**62, False)])
 def test_any_sizes_give_a_rung(size: KnownSize) -> None:
     for values in ([0] * (len(ROWS) + 1), hidden_units(0), [2**62] * (len(ROWS) + 1)):
