@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.post.bare import BareKernel
 
-from dither.access.engines import open_engine
-from dither.plan.context import Context, with_public_facts
 from dither.post.query import terms
 from dither.post.session import Session
-from dither.schema.parser import load
+from post.written_world import opened_engines, session_of
 
 PEOPLE, ROWS = 1_000, 15
 DESCRIPTION = """
@@ -45,13 +40,8 @@ def purchases() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
-    folder = tmp_path_factory.mktemp("shop")
-    pq.write_table(pa.table(purchases()), folder / "purchases.parquet")
-    (folder / "dataset.yml").write_text(DESCRIPTION)
-    engine = open_engine(load(folder / "dataset.yml"))
-    facts = with_public_facts(engine.ctx.dataset, False, {"purchases": PEOPLE * ROWS, "": PEOPLE})
-    yield Session.from_kernel(BareKernel(Context(facts, engine.ctx.facts), engine.vector), "analyst")
-    engine.close()
+    with opened_engines(tmp_path_factory) as opened:
+        yield session_of(opened(DESCRIPTION, {"purchases": purchases()}), PEOPLE, purchases=PEOPLE * ROWS)
 
 
 QUESTIONS = {

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.post.bare import BareKernel
 
-from dither.access.engines import open_engine
 from dither.loss import ZCDP, Pure
 from dither.plan import expressions as expr
-from dither.plan.context import Context, with_public_facts
 from dither.plan.expressions.core import EstimatedValue
 from dither.plan.measures.core import GroupKey
 from dither.plan.measures.sums import Count
@@ -29,7 +26,7 @@ from dither.post.query.query_plan import ContributionSearch, QueryPlan
 from dither.post.query.spans import Span
 from dither.post.query.spend import Spend
 from dither.post.session import Session
-from dither.schema.parser import load
+from post.written_world import NARROW, WIDE, draw_incomes, opened_engines, session_of
 
 pytestmark = pytest.mark.tier("test")
 
@@ -63,14 +60,13 @@ units:
 budgets:
   - {{unit: person, kind: pure, epsilon: 1000}}
 """
-NARROW, WIDE = 400_000, 40_000_000
 World = Callable[..., Session]
 
 
 def people() -> dict[str, np.ndarray]:
     """Incomes below 400,000, whose logarithm is normal; changes around 1,000, some missing; and even numbers."""
     random = np.random.default_rng(8)
-    income = np.minimum(np.round(np.exp(random.normal(10.3, 0.6, PEOPLE))), NARROW).astype(int)
+    income = draw_incomes(random, PEOPLE)
     return {
         "person": np.arange(PEOPLE),
         "income": income,
@@ -84,31 +80,22 @@ def people() -> dict[str, np.ndarray]:
 MISSING = np.random.default_rng(9).random(PEOPLE) < 0.1
 
 
-def described(folder: Path, most: int) -> Path:
-    """Write the data, and a description in which incomes may be up to `most`."""
-    table = people() | {"change": pa.array(people()["change"], mask=MISSING)}
-    pq.write_table(pa.table(table), folder / "people.parquet")
-    pq.write_table(pa.table({"person": np.arange(50), "cost": np.arange(50)}), folder / "visits.parquet")
-    path = folder / "dataset.yml"
-    path.write_text(DESCRIPTION.format(most=most))
-    return path
+TABLES: dict[str, dict[str, Any]] = {
+    "people": people() | {"change": pa.array(people()["change"], mask=MISSING)},
+    "visits": {"person": np.arange(50), "cost": np.arange(50)},
+}
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Sessions by the largest income that is declared, and the number of people that is published."""
-    engines = {}
+    with opened_engines(tmp_path_factory) as opened:
+        engine = cache(lambda most: opened(DESCRIPTION.format(most=most), TABLES))
 
-    def session(most: int = WIDE, published: int = PEOPLE) -> Session:
-        if most not in engines:
-            engines[most] = open_engine(load(described(tmp_path_factory.mktemp("incomes"), most)))
-        engine = engines[most]
-        dataset = with_public_facts(engine.ctx.dataset, False, {"people": published, "visits": 50, "": published})
-        return Session.from_kernel(BareKernel(Context(dataset, engine.ctx.facts), engine.vector), "analyst")
+        def session(most: int = WIDE, published: int = PEOPLE) -> Session:
+            return session_of(engine(most), published, people=published, visits=50)
 
-    yield session
-    for engine in engines.values():
-        engine.close()
+        yield session
 
 
 def planned(session: Session, query: str, spend: Spend | None, bound: ContributionBound | None = None) -> QueryPlan:
@@ -227,18 +214,12 @@ def test_a_range_so_wide_that_squares_are_rounded_widens_the_interval(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """The named bug: squares rounded to 0, and an interval as if they were exact."""
-    with_steps = DESCRIPTION.replace("max: {most}}}", "max: 1000000000}}", 1)
-    folder = tmp_path_factory.mktemp("rounded")
-    path = described(folder, WIDE)
-    path.write_text(with_steps.format(most=WIDE))
-    table = people() | {"income": np.random.default_rng(4).integers(0, 50, PEOPLE)}
-    pq.write_table(pa.table(table), folder / "people.parquet")
-    engine = open_engine(load(path))
-    dataset = with_public_facts(engine.ctx.dataset, False, {"people": PEOPLE, "visits": 50, "": PEOPLE})
-    session = Session.from_kernel(BareKernel(Context(dataset, engine.ctx.facts), engine.vector), "analyst")
-    low, high = session.sql("SELECT STDDEV(income) AS s FROM people", epsilon=1000)["s"].interval
-    assert low <= table["income"].std(ddof=1) <= high < 100_000
-    engine.close()
+    description = DESCRIPTION.replace("max: {most}}}", "max: 1000000000}}", 1).format(most=WIDE)
+    few = people() | {"income": np.random.default_rng(4).integers(0, 50, PEOPLE)}
+    with opened_engines(tmp_path_factory) as opened:
+        session = session_of(opened(description, TABLES | {"people": few}), PEOPLE, people=PEOPLE, visits=50)
+        low, high = session.sql("SELECT STDDEV(income) AS s FROM people", epsilon=1000)["s"].interval
+    assert low <= few["income"].std(ddof=1) <= high < 100_000
 
 
 # --- when ----------------------------------------------------------------------------------------------------------

@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.post.bare import BareKernel
 
-from dither.access.engines import open_engine
-from dither.plan.context import Context, with_public_facts
 from dither.post.session import Session
 from dither.post.statistics.description import hidden_or_shown
 from dither.post.statistics.description_figures import Description
-from dither.schema.parser import load
+from post.written_world import NARROW, WIDE, draw_incomes, opened_engines, session_of
 
-PEOPLE, NARROW, WIDE = 20_000, 400_000, 40_000_000
+PEOPLE = 20_000
 DESCRIPTION = """
 version: 1
 name: incomes
@@ -42,11 +38,11 @@ World = Callable[..., Session]
 def incomes() -> pa.Table:
     """Return people with incomes below 400,000, one in ten of them missing."""
     random = np.random.default_rng(4)
-    income = np.minimum(np.round(np.exp(random.normal(10.3, 0.6, PEOPLE))), NARROW)
+    income = draw_incomes(random, PEOPLE)
     return pa.table(
         {
             "person": np.arange(PEOPLE),
-            "income": pa.array(income.astype(int), mask=random.random(PEOPLE) < 0.1),
+            "income": pa.array(income, mask=random.random(PEOPLE) < 0.1),
             "region": random.integers(1, 6, PEOPLE),
             "group": random.choice(["a", "b"], PEOPLE),
         }
@@ -56,20 +52,13 @@ def incomes() -> pa.Table:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Sessions by the largest income that is declared, over some of the people."""
-    engines = []
+    with opened_engines(tmp_path_factory) as opened:
 
-    def session(most: int, people: int = PEOPLE) -> Session:
-        folder = tmp_path_factory.mktemp("incomes")
-        pq.write_table(incomes().slice(0, people), folder / "people.parquet")
-        (folder / "dataset.yml").write_text(DESCRIPTION.format(most=most))
-        engines.append(open_engine(load(folder / "dataset.yml")))
-        context = engines[-1].ctx
-        dataset = with_public_facts(context.dataset, False, {"people": people, "": people})
-        return Session.from_kernel(BareKernel(Context(dataset, context.facts), engines[-1].vector), "analyst")
+        def session(most: int, people: int = PEOPLE) -> Session:
+            engine = opened(DESCRIPTION.format(most=most), {"people": incomes().slice(0, people)})
+            return session_of(engine, people, people=people)
 
-    yield session
-    for engine in engines:
-        engine.close()
+        yield session
 
 
 def widths(description: Description, row: int = 0) -> tuple[float, float]:

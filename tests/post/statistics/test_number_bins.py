@@ -7,11 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from dither.access.engines import open_engine
 from dither.plan.context import Context
 from dither.plan.expressions.core import ColumnRef
 from dither.post.session import Session
@@ -20,8 +17,8 @@ from dither.post.statistics.marginals import Attribute
 from dither.post.statistics.number_bins import split_near_zero, trim_bins
 from dither.post.statistics.synthesis import draw_values
 from dither.post.statistics.synthesis_report import coarse_note
-from dither.schema import load
 from post.bare import BareKernel
+from post.written_world import opened_engines
 
 pytestmark = pytest.mark.tier("test")
 
@@ -63,17 +60,14 @@ def data() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def savers(tmp_path_factory: pytest.TempPathFactory, data: dict[str, np.ndarray]) -> Iterator[Session]:
-    folder = tmp_path_factory.mktemp("savers")
-    (folder / "dataset.yml").write_text(DESCRIPTION)
     people, wealth = np.arange(PEOPLE), data["wealth"]
-    table = pa.table({"id": people, "pay": data["pay"], "wealth": wealth, "owner": wealth > 10})
-    pq.write_table(table, folder / "savers.parquet")
-    bought = pa.table({"person": np.repeat(people, data["rows"]), "discs": data["discs"]})
-    pq.write_table(bought, folder / "bought.parquet")
-    dataset = load(folder / "dataset.yml")
-    engine = open_engine(dataset)
-    yield Session.from_kernel(BareKernel(Context(dataset), engine.vector), "analyst")
-    engine.close()
+    tables = {
+        "savers": {"id": people, "pay": data["pay"], "wealth": wealth, "owner": wealth > 10},
+        "bought": {"person": np.repeat(people, data["rows"]), "discs": data["discs"]},
+    }
+    with opened_engines(tmp_path_factory) as opened:
+        engine = opened(DESCRIPTION, tables)
+        yield Session.from_kernel(BareKernel(Context(engine.ctx.dataset), engine.vector), "analyst")
 
 
 def test_bins_grow_with_the_distance_from_zero() -> None:

@@ -7,21 +7,17 @@ from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from tests.post.bare import BareKernel
 
-from dither.access.engines import open_engine
-from dither.plan.context import Context, with_public_facts
 from dither.post.query.spend import parse_spend
 from dither.post.session import Session
 from dither.post.statistics.clusters import cells_with_rows, find_clusters
 from dither.post.statistics.moments import moved_share, range_shares
-from dither.schema.parser import load
+from post.written_world import NARROW, WIDE, draw_incomes, opened_engines, session_of
 
 pytestmark = pytest.mark.tier("test")
 
-PEOPLE, NARROW, WIDE = 40_000, 400_000, 40_000_000
+PEOPLE = 40_000
 BOTH = pytest.mark.parametrize("most", [NARROW, WIDE], ids=["narrow", "wide"])
 DESCRIPTION = """
 version: 1
@@ -49,12 +45,12 @@ World = Callable[..., Session]
 def table() -> pa.Table:
     """Return people whose rent is 0.3 of their income and 500 more in each region, and who own by their income."""
     random = np.random.default_rng(4)
-    income = np.minimum(np.round(np.exp(random.normal(10.3, 0.6, PEOPLE))), NARROW)
+    income = draw_incomes(random, PEOPLE)
     region = random.integers(1, 6, PEOPLE)
     rent = np.clip(np.round(0.3 * income + 500 * region + random.normal(0, 2000, PEOPLE)), 0, NARROW)
     owner = random.random(PEOPLE) < 1 / (1 + np.exp(-(income - 30_000) / 8_000))
     columns = {"income": income, "rent": rent, "region": region, "owner": owner}
-    fee = pa.array(income.astype(int), mask=random.random(PEOPLE) < 0.5)
+    fee = pa.array(income, mask=random.random(PEOPLE) < 0.5)
     return pa.table(
         {"person": np.arange(PEOPLE), "fee": fee, **{name: each.astype(int) for name, each in columns.items()}}
     )
@@ -66,20 +62,12 @@ TABLE = table()
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Sessions by the largest number that is declared."""
-    engines = []
+    with opened_engines(tmp_path_factory) as opened:
 
-    def session(most: int) -> Session:
-        folder = tmp_path_factory.mktemp("incomes")
-        pq.write_table(TABLE, folder / "people.parquet")
-        (folder / "dataset.yml").write_text(DESCRIPTION.format(most=most))
-        engines.append(open_engine(load(folder / "dataset.yml")))
-        context = engines[-1].ctx
-        dataset = with_public_facts(context.dataset, False, {"people": PEOPLE, "": PEOPLE})
-        return Session.from_kernel(BareKernel(Context(dataset, context.facts), engines[-1].vector), "analyst")
+        def session(most: int) -> Session:
+            return session_of(opened(DESCRIPTION.format(most=most), {"people": TABLE}), PEOPLE, people=PEOPLE)
 
-    yield session
-    for engine in engines:
-        engine.close()
+        yield session
 
 
 @BOTH
