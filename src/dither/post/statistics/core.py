@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product as combinations
@@ -50,7 +51,6 @@ from dither.post.query.request import mechanism_of, search_share, with_known_bou
 from dither.post.query.spend import Spend
 from dither.post.statistics.arguments import read_arguments
 from dither.post.statistics.source_rows import Asker, Settings
-from dither.privacy.codec import schema_hash
 from dither.privacy.protocol import Calibrate, Measurement, Release, ReleasedMeasurement, Request
 
 CHOSEN_LATER = "a contribution bound that is chosen when it is asked; give one, such as max_contributions=20"
@@ -200,16 +200,8 @@ class Statistic(Generic[R]):
 
     def request(self) -> Request:
         """Build the request of all parts and their searches."""
-        settings = self.settings
-        return Request(
-            settings.asker.name,
-            tuple(measurement for own in self.measurements() for measurement in own),
-            self.batch.searches(settings.spend, settings.context),
-            unit=settings.unit,
-            request_id=settings.request_id,
-            repeat=settings.repeat,
-            schema_hash=schema_hash(settings.context),
-        )
+        measurements = [measurement for own in self.measurements() for measurement in own]
+        return self.settings.request(measurements, self.batch.searches(self.settings.spend, self.settings.context))
 
     def measurements(self) -> list[tuple[Measurement, ...]]:
         """Build the measurements of each part, with its mechanism."""
@@ -224,17 +216,9 @@ class Statistic(Generic[R]):
 
     def rehearse(self, batch: BatchPlan) -> None:
         """Build the result from made-up measurements at both ends of the bounds; refuse if that fails."""
-        try:
+        with refused_if_it_fails():
             for parts in self._made_up_parts(batch):
-                with np.errstate(all="ignore"):
-                    self.build(Measurements(self.settings, parts))
-        except DitherError:
-            raise
-        except Exception as problem:
-            raise Unsupported(
-                f"the result of this statistic cannot be put together ({type(problem).__name__}: {problem}), so "
-                "nothing was asked or spent; ask for something simpler, and please report it"
-            ) from problem
+                self.build(Measurements(self.settings, parts))
 
     def _made_up_parts(self, batch: BatchPlan) -> Iterator[tuple[MeasuredPart, ...]]:
         """Yield made-up releases of all parts: several kinds of numbers, at the lower and upper ends of the bounds."""
@@ -298,6 +282,21 @@ class Statistic(Generic[R]):
         level = self.settings.confidence
         found = batch_errors(self.settings.context, BatchPlan(groups), plans, flat, level, predicted=predicted)
         return found if self.extend is None else tuple(self.extend(found))
+
+
+@contextmanager
+def refused_if_it_fails() -> Iterator[None]:
+    """Refuse a statistic whose result cannot be built from made-up measurements, before anything is spent."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except DitherError:
+        raise
+    except Exception as problem:
+        raise Unsupported(
+            f"the result of this statistic cannot be put together ({type(problem).__name__}: {problem}), so "
+            "nothing was asked or spent; ask for something simpler, and please report it"
+        ) from problem
 
 
 def _tagged_parts(parts: Sequence[Part], batch: BatchPlan) -> list[Part]:

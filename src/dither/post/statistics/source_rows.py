@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
@@ -20,7 +20,8 @@ from dither.post.query.planner import Planner
 from dither.post.query.query_plan import QueryPlan, at_largest_bounds
 from dither.post.query.question import Question
 from dither.post.query.spend import Spend, parse_spend
-from dither.privacy.protocol import Kernel
+from dither.privacy.codec import schema_hash
+from dither.privacy.protocol import BoundSearch, Kernel, Measurement, Request
 from dither.schema import Dataset, Domain
 
 
@@ -79,6 +80,18 @@ class Settings:
     def planner(self) -> Planner:
         """The planner of questions with these settings."""
         return Planner(self.context, self.bound, self.spend.gaussian)
+
+    def request(self, measurements: Iterable[Measurement], searches: Sequence[BoundSearch]) -> Request:
+        """Build a request, pinned to the description that the session knows."""
+        return Request(
+            self.asker.name,
+            tuple(measurements),
+            tuple(searches),
+            unit=self.unit,
+            request_id=self.request_id,
+            repeat=self.repeat,
+            schema_hash=schema_hash(self.context),
+        )
 
 
 def read_settings(asker: Asker, options: StatisticOptions) -> Settings:

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from dither.errors import DitherError, Unsupported
 from dither.loss import Loss
 from dither.plan.context import Context
 from dither.plan.measures.core import GroupKey, Measure
@@ -20,9 +19,8 @@ from dither.post.estimate.rehearsal import REHEARSALS, made_up_release
 from dither.post.noise import Floats, ScaledNoise, noise_of
 from dither.post.query.query_plan import LARGEST_BOUNDS
 from dither.post.query.request import noise_kind
-from dither.post.statistics.core import Measurements, R, Statistic
+from dither.post.statistics.core import Measurements, R, Statistic, refused_if_it_fails
 from dither.post.statistics.source_rows import Settings
-from dither.privacy.codec import schema_hash
 from dither.privacy.mechanisms import calibrate
 from dither.privacy.protocol import BoundSearch, Calibrate, Measurement, Release, ReleasedMeasurement, Request
 
@@ -88,21 +86,12 @@ class SteppedStatistic(Statistic[R]):
     def rehearse_steps(self) -> None:
         """Build the result from several made-up releases, at both ends of what may be chosen; refuse if that fails."""
         context = self.settings.context
-        try:
+        with refused_if_it_fails():
             for end, numbers in REHEARSALS:
                 chosen = {tag: search.grid[end] for search in self.searches for tag in search.tags}
-                parts = tuple(
-                    made_up_release(context, fill_values(step.measure, chosen), numbers) for step in self.steps
-                )
-                with np.errstate(all="ignore"):
-                    self._finish(Released(self.settings, parts, chosen))
-        except DitherError:
-            raise
-        except Exception as problem:
-            raise Unsupported(
-                f"the result of this statistic cannot be put together ({type(problem).__name__}: {problem}), so "
-                "nothing was asked or spent; ask for something simpler, and please report it"
-            ) from problem
+                measures = [fill_values(step.measure, chosen) for step in self.steps]
+                parts = tuple(made_up_release(context, measure, numbers) for measure in measures)
+                self._finish(Released(self.settings, parts, chosen))
 
     def quote(self) -> Quote:
         """Compute the cost from public facts; read nothing and spend nothing."""
@@ -126,16 +115,7 @@ class SteppedStatistic(Statistic[R]):
 
     def request(self) -> Request:
         """Build the request of all steps."""
-        settings = self.settings
-        return Request(
-            settings.asker.name,
-            self.step_measurements(),
-            self.searches,
-            unit=settings.unit,
-            request_id=settings.request_id,
-            repeat=settings.repeat,
-            schema_hash=schema_hash(settings.context),
-        )
+        return self.settings.request(self.step_measurements(), self.searches)
 
     def step_measurements(self) -> tuple[Measurement, ...]:
         """Build the measurements of the steps, each with the additive noise of the least variance."""
