@@ -1,8 +1,8 @@
 """Compare the means of groups: two-sample tests, tests of several groups, and trends, with noise accounted for.
 
 The error of a group's mean has two parts: sampling, which is about normal, and the noise of the group's count and sum,
-whose distribution is known. Both are simulated, so that a test keeps its level however large the noise is. Within a private span, the test is about
-the values that were moved into it: groups of equal values are moved alike, and the noise knows nothing of what was cut.
+whose distribution is known. Both are simulated, so that a test keeps its level however large the noise is. Within a
+private span, the test is about the values that were moved into it, since a span moves groups of equal values alike.
 """
 
 from __future__ import annotations
