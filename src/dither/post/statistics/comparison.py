@@ -1,7 +1,8 @@
 """Compare the means of groups: two-sample tests, tests of several groups, and trends, with noise accounted for.
 
 The error of a group's mean has two parts: sampling, which is about normal, and the noise of the group's count and sum,
-whose distribution is known. Both are simulated, so that a test keeps its level however large the noise is.
+whose distribution is known. Both are simulated, so that a test keeps its level however large the noise is. Within a
+private span, the test is about the values that were moved into it, since a span moves groups of equal values alike.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from dither.schema import Boolean, Category, Domain, Number
 
 SIMULATIONS = 4_999
 CLIPPED_NOTE = (
-    "values are moved into a private span: errors include what that may change, so equal means are rejected less often "
-    "than the confidence says"
+    "values are moved into a private span, the same for all groups: the test compares the means of these values, and "
+    "intervals also allow for what lies beyond"
 )
 # A group whose count is not this many standard deviations above 0 has no usable mean.
 SURE_COUNT = 5.0
@@ -51,13 +52,17 @@ def population_note(settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class GroupMeans:
-    """Means of groups: noisy sizes, means, variances of values, and simulated errors (one row for each simulation)."""
+    """Means of groups: noisy sizes, means, variances of values, and simulated errors (one row for each simulation).
+
+    `errors` are those of the means of all values, `errors_within` of values that were moved into a private span.
+    """
 
     labels: tuple[Any, ...]
     sizes: Floats
     means: Floats
     variances: Floats
     errors: Floats
+    errors_within: Floats
     usable: np.ndarray
 
     @property
@@ -169,9 +174,11 @@ def group_means(answer: Answer, labels: Sequence[Any], widest: float, kind: Nois
     shape = (SIMULATIONS, len(labels))
     sampling = random.normal(0.0, 1.0, shape) * np.sqrt(variances / counts)
     noise = draw_noise(ScaledNoise(kind, 1000.0), shape, random) / ScaledNoise(kind, 1000.0).std
-    errors = sampling + noise * np.nan_to_num(mean.std_error, posinf=widest)
+    errors, within = (
+        sampling + noise * np.nan_to_num(std, posinf=widest) for std in (mean.std_error, answer["mean"].noise)
+    )
     usable = (size.value > SURE_COUNT * size.std_error + 1) & np.isfinite(mean.std_error)
-    return GroupMeans(tuple(labels), np.asarray(size.value, float), means, variances, errors, usable)
+    return GroupMeans(tuple(labels), np.asarray(size.value, float), means, variances, errors, within, usable)
 
 
 def compare_groups(
@@ -192,15 +199,15 @@ def compare_groups(
     if not defined:
         summary = [f"{title}: fewer than two groups are large enough for the noise, so there is no test"]
         return Comparison(**result_fields(measured, title, columns, summary, notes), defined=False)
-    means, errors = groups.means[use], groups.errors[:, use]
-    weights = 1 / np.maximum(errors.var(axis=0), 1e-300)
+    means, errors, within = groups.means[use], groups.errors[:, use], groups.errors_within[:, use]
+    weights = 1 / np.maximum(within.var(axis=0), 1e-300)
     if scores is not None:
-        slope, found, p_value = trend_test(means, errors, weights, scores[use], level)
+        slope, found, p_value = trend_test(means, (errors, within), weights, scores[use], level)
         summary = [f"{title}: slope {interval_text(slope)}, {p_text(p_value)}"]
         fields = result_fields(measured, title, columns, summary, notes)
         return Comparison(**fields, p_value=p_value, statistic=found, slope=slope)
     found = float(weighted_spread(means[None, :], weights)[0])
-    p_value = tail_share(weighted_spread(errors, weights), found)
+    p_value = tail_share(weighted_spread(within, weights), found)
     difference = None
     summary = [f"{title}: {p_text(p_value)} that the means are equal"]
     if len(use) == 2:
@@ -220,17 +227,20 @@ def weighted_spread(means: Floats, weights: Floats) -> Floats:
 
 
 def trend_test(
-    means: Floats, errors: Floats, weights: Floats, scores: Floats, level: float
+    means: Floats, errors: tuple[Floats, Floats], weights: Floats, scores: Floats, level: float
 ) -> tuple[tuple[float, float, float], float, float]:
-    """Return the weighted slope of means over scores with its interval, its statistic and its p-value."""
+    """Return the weighted slope of means over scores with its interval, its statistic and its p-value.
+
+    The interval is by the first of the errors, the test by the second.
+    """
     centred = scores - (scores * weights).sum() / weights.sum()
     scale = float((weights * centred**2).sum())
     if scale <= 0:
         return (0.0, -math.inf, math.inf), 0.0, 1.0
     slope = float((weights * centred * means).sum() / scale)
-    simulated = np.abs((errors * (weights * centred)).sum(axis=1) / scale)
-    half = float(np.quantile(simulated, level))
-    return (slope, slope - half, slope + half), abs(slope), tail_share(simulated, abs(slope))
+    slopes, within = (np.abs((part * (weights * centred)).sum(axis=1) / scale) for part in errors)
+    half = float(np.quantile(slopes, level))
+    return (slope, slope - half, slope + half), abs(slope), tail_share(within, abs(slope))
 
 
 def tail_share(simulated: Floats, found: float) -> float:
