@@ -220,9 +220,21 @@ class SpanTerms(Terms):
         return min(Fraction(1), likely / self.largest_distance(aggregate, value))
 
     def coarse(self, value: Expr) -> Expr:
-        """Round a value to the most steps that a span may have."""
-        domain = self.number_domain(value)
-        low, high = bounds_of(domain)
-        if high - low <= SPAN_STEPS:
+        """Round a value to the most steps that a span may have; first leave out what an ample limit on rows would."""
+        if self.steps_of(value) > SPAN_STEPS:
+            value = self.within_ample_range(value)
+        if (steps := self.steps_of(value)) <= SPAN_STEPS:
             return value
-        return expr.Rounded("round", value, domain.step * -(-(high - low) // SPAN_STEPS))
+        return expr.Rounded("round", value, self.number_domain(value).step * -(-steps // SPAN_STEPS))
+
+    def steps_of(self, value: Expr) -> int:
+        """Return the number of steps from one end of a value's range to the other."""
+        low, high = bounds_of(self.number_domain(value))
+        return high - low
+
+    def within_ample_range(self, value: Expr) -> Expr:
+        """Clamp a value to its range at an ample limit on the rows below, if that is shorter."""
+        if self.ample_scope is None or self.range_in(value, self.ample_scope) >= self.range_in(value, self.scope):
+            return value
+        ample = value.domain(self.ample_scope)
+        return expr.Clamp(value, ample.lo, ample.hi) if isinstance(ample, Number) else value
