@@ -64,7 +64,7 @@ from dither.post.query.query_plan import (
     cell_substitution,
     shift_cells,
 )
-from dither.post.query.question import REGRESSIONS, AggregateCall, OutputColumn, Question
+from dither.post.query.question import SUMS, AggregateCall, OutputColumn, Question
 from dither.post.query.shares import divide_loss
 from dither.post.query.span_bounds import SpanBounds
 from dither.post.query.span_terms import SearchShares, SpanTerms, role_weight
@@ -79,7 +79,7 @@ from dither.post.query.terms import (
     term_weights,
     weighted_value,
 )
-from dither.post.query.typical_rows import tail_rows, typical_rows
+from dither.post.query.typical_rows import tail_rows
 from dither.schema import Dataset, Identifier, Moment, Reference
 
 # With at most this many groups, a unit may count in all of them without a search for a bound.
@@ -95,7 +95,6 @@ ROWS_BEYOND_BOUND_NOTE = (
 )
 # Counts that are clipped and grouped have this many steps per row, so that a unit's share of a group may be a fraction.
 STEPS_PER_ROW = 256
-SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", *REGRESSIONS})
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,7 @@ class Planner(SpanBounds):
     def plan(self, question: Question, select_keys: bool = False) -> QueryPlan:
         """Plan a question with as few measures as possible; its keys may be those that the same request selects."""
         question, bounded_child = self.bound_inner_rows(question)
+        has_public_limit = self.has_public_limit(question)
         scope = Scope(at_largest_bounds(question.relation).domain(self.context))
         self.check_keys_and_values(question, scope, select_keys)
         keys = tuple(
@@ -147,6 +147,8 @@ class Planner(SpanBounds):
             elif aggregate.kind == "distinct":
                 self.plan_distinct_count(question, aggregate, index, keys, builder)
         self.plan_quantiles(question, scope, keys, builder)
+        if has_public_limit:
+            question, bounded_child = self.fill_public_limit(question, builder), None
         return self._build_plan(question, keys, builder, bounded_child)
 
     def _build_plan(
@@ -246,8 +248,9 @@ class Planner(SpanBounds):
             return
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
         if (shares := self.span_shares(question, len(aggregates))) is not None:
-            spans = SpanTerms(scope, self.likely_scope(question), [], averaged)
+            spans = SpanTerms(scope, self.likely_scope(question), [], averaged, ample_scope=self.ample_scope(question))
             self.add_formulas(question, spans, builder)
+            question = replace(question, relation=at_largest_bounds(question.relation))
             self.plan_spans(question, scope, keys, spans, shares, builder)
             return
         needs_bound = self.bound.max_groups is None and self.is_unbounded(question, question.relation)
@@ -396,11 +399,6 @@ class Planner(SpanBounds):
     def norm(self) -> Literal["l1", "l2"]:
         """The norm in which contributions are clipped."""
         return "l2" if self.gaussian else "l1"
-
-    def likely_scope(self, question: Question) -> Scope:
-        """The domains of columns at likely values of the bounds that are still to be chosen."""
-        likely = {MASS: LARGEST_CLIP, ROWS: typical_rows(self.context, question.relation, question.unit)}
-        return Scope(fill_limits(question.relation, likely).domain(self.context))
 
     def table_rows(self, question: Question) -> float:
         """The noisy size of the largest table that a question reads, or 0 if no size is known."""

@@ -17,6 +17,8 @@ AggregateKind = Literal[
 ]  # fmt: skip
 # The aggregates of SQL's linear regression; their arguments are y and x, in rows where neither is NULL.
 REGRESSIONS = frozenset(kind for kind in get_args(AggregateKind) if kind.startswith("regr_"))
+# The aggregates that are computed from sums over rows.
+SUMS = frozenset({"count", "sum", "avg", "var_samp", "var_pop", "covar_samp", "covar_pop", "corr", *REGRESSIONS})
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class RowBounds:
     def has_unbounded_aggregate(self, node: GroupBy, unit: str) -> bool:
         """Return True if a per-unit GROUP BY has counts or sums of unlimited size."""
         counts_or_sums = any(aggregate.kind in ("count", "sum", "distinct") for aggregate in node.aggregates)
-        return counts_or_sums and node.child.stability(self.context, unit).max_rows is None
+        return counts_or_sums and self.most_rows(node.child, unit) is None
 
     def bound_rows_below(self, relation: Relation, unit: str) -> tuple[Relation, Relation | None]:
         """Limit the rows of a unit just before each join or GROUP BY that mixes units.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import pairwise
 
 from dither.plan import expressions as expr
@@ -14,18 +13,35 @@ from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.traversal import unfilled_limits, walk
+from dither.plan.traversal import fill_limits, unfilled_limits, walk
 from dither.post.contribution_bound import centre_candidates, judged_cells
 from dither.post.query.aggregated_values import without_null
 from dither.post.query.public_sizes import public_sizes
-from dither.post.query.query_plan import CentreSearch, ContributionSearch, at_largest_bounds
-from dither.post.query.question import Question
+from dither.post.query.query_plan import (
+    LARGEST_BOUNDS,
+    LARGEST_CLIP,
+    LARGEST_ROWS,
+    MASS,
+    ROWS,
+    CentreSearch,
+    ContributionSearch,
+    PlanBuilder,
+    at_largest_bounds,
+)
+from dither.post.query.question import SUMS, Question
 from dither.post.query.row_bounds import RowBounds
-from dither.post.query.span_terms import SearchShares, role_weight, search_shares
+from dither.post.query.span_terms import (
+    SHARE_ABOVE_LIMIT,
+    UNITS_NEEDED,
+    UNITS_NEEDED_ABOVE_LIMIT,
+    SearchShares,
+    role_weight,
+    search_shares,
+)
 from dither.post.query.spans import Span, half_lengths
 from dither.post.query.spend import Spend
 from dither.post.query.terms import Term
-from dither.post.query.typical_rows import known_units
+from dither.post.query.typical_rows import TAIL_ROWS, known_units, tail_rows, typical_rows
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,47 @@ class SpanBounds(RowBounds):
 
     def span_shares(self, question: Question, aggregates: int) -> SearchShares | None:
         """Return the shares of the searches for spans; None if plain sums are better, or as good by public facts."""
-        relation, spend = question.relation, self.spend
-        one_row = question.knows_unit and self.most_rows(relation, question.unit) == 1
-        chosen = self.bound.auto and self.bound.how == "auto"
-        if spend is None or not one_row or not chosen or unfilled_limits(relation):
+        if self.spend is None or not self.is_row_of_chosen_bound(question):
             return None
-        epsilon = spend.rough_epsilon / aggregates
-        return search_shares(self.known_rows(relation, question.unit), epsilon, spend.gaussian)
+        relation, epsilon = question.relation, self.spend.rough_epsilon / aggregates
+        squares = any(aggregate.kind in SUMS - {"count", "sum", "avg"} for aggregate in question.aggregates)
+        needed = UNITS_NEEDED_ABOVE_LIMIT if unfilled_limits(relation) and not squares else UNITS_NEEDED
+        return search_shares(self.known_rows(relation, question.unit), epsilon, self.spend.gaussian, needed)
+
+    def is_row_of_chosen_bound(self, question: Question) -> bool:
+        """Return True if each unit has one row, and what it adds may be bounded in any way."""
+        one_row = question.knows_unit and self.most_rows(question.relation, question.unit) == 1
+        return one_row and self.bound.auto and self.bound.how == "auto"
+
+    def has_public_limit(self, question: Question) -> bool:
+        """Return True if a limit on the rows below the values of units need not be chosen: the largest one serves.
+
+        Each unit has one row above it. Spans and quantiles find where values lie however wide their range is, so the
+        limit needs to make that range finite only, and a search for it would take a part of the loss.
+        """
+        if not unfilled_limits(question.relation) or not self.is_row_of_chosen_bound(question):
+            return False
+        sums = sum(aggregate.kind in SUMS for aggregate in question.aggregates)
+        return not sums or self.span_shares(question, sums) is not None
+
+    def fill_public_limit(self, question: Question, builder: PlanBuilder) -> Question:
+        """Fill in the largest limit on rows, in a question and in what was built for it."""
+        limits = {ROWS: LARGEST_ROWS}
+        builder.measures = [(fill_limits(measure, limits), weight) for measure, weight in builder.measures]
+        builder.notes.append(
+            f"at most {LARGEST_ROWS:,} rows of each {question.unit} are read, and intervals do not cover what is beyond"
+        )
+        return fill_limits(question, limits)
+
+    def likely_scope(self, question: Question) -> Scope:
+        """The domains of columns at likely values of the bounds that are still to be chosen."""
+        likely = {MASS: LARGEST_CLIP, ROWS: typical_rows(self.context, question.relation, question.unit)}
+        return Scope(fill_limits(question.relation, likely).domain(self.context))
+
+    def ample_scope(self, question: Question) -> Scope:
+        """The domains of columns at a limit on rows that hardly any unit reaches."""
+        ample = max(TAIL_ROWS, tail_rows(self.context, question.relation, question.unit))
+        return Scope(fill_limits(question.relation, LARGEST_BOUNDS | {ROWS: ample}).domain(self.context))
 
     def known_rows(self, relation: Relation, unit: str) -> float:
         """Return about how many rows a relation has in which each unit has one, or 0; conditions may leave fewer."""
@@ -64,7 +114,8 @@ class SpanBounds(RowBounds):
             )
         if term.span is not None:
             length = self.length_search(question, keys, term.span, signed)
-            searches.append(replace(length, weight=shares.length * asked))
+            part = shares.length if term.span.likely == 1 else SHARE_ABOVE_LIMIT * shares.length
+            searches.append(replace(length, weight=part * asked))
         return searches
 
     def anchor_search(self, question: Question, span: Span, number: EstimatedValue) -> CentreSearch:
@@ -101,7 +152,7 @@ class SpanBounds(RowBounds):
             half.hi,
             signed=signed and span.shape != "from zero",
             quantity=span.per_step,
-            typical_rows=Fraction(1),
-            is_range=True,
+            typical_rows=span.likely,
+            is_range=span.likely == 1,
             sizes=public_sizes(self.context, relation, unit, half.hi, 1, sums=True),
         )

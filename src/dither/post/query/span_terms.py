@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 
 from dither.plan import expressions as expr
 from dither.plan.domains import bounds_of
 from dither.plan.expressions.core import EstimatedValue, Expr
+from dither.plan.sql.scope import Scope
 from dither.post.formulas import ChosenValue, FixedValue, Formula, FunctionCall, NoisyCell
 from dither.post.query.query_plan import VALUES
 from dither.post.query.question import AggregateCall
@@ -19,9 +21,14 @@ from dither.schema import Number
 MANY_STEPS = 1_000
 # What searches need, as an epsilon for each of the units: less than this many in all would hide where most values lie.
 UNITS_NEEDED = 1_000
+# Where a limit on rows below makes the range, plain sums need so much noise that spans are better from here on, except
+# for squares, whose tails would be hidden.
+UNITS_NEEDED_ABOVE_LIMIT = 600
 # A search has at most the first share of the loss, and no less than the second: for the length, and for the middle.
 LENGTH_SHARES, LENGTH_UNITS = (Fraction(1, 10), Fraction(3, 50)), 400
 MIDDLE_SHARES, MIDDLE_UNITS = (Fraction(1, 25), Fraction(1, 50)), 150
+# There most of the range is empty, and the few far out decide the error: the length has this many times its share.
+SHARE_ABOVE_LIMIT = 3
 # Wider values are rounded to this many steps, which noise hides.
 SPAN_STEPS = 1 << 30
 
@@ -34,7 +41,7 @@ class SearchShares:
     length: Fraction
 
 
-def search_shares(units: float, epsilon: float, gaussian: bool) -> SearchShares | None:
+def search_shares(units: float, epsilon: float, gaussian: bool, needed: float = UNITS_NEEDED) -> SearchShares | None:
     """Return the shares of searches among this many units, or None if too few are known.
 
     They need an absolute epsilon, not a share of the loss. Gaussian noise falls with the root of its share only.
@@ -43,11 +50,11 @@ def search_shares(units: float, epsilon: float, gaussian: bool) -> SearchShares 
     (True, None)
     """
     informative = units * epsilon
-    if informative < UNITS_NEEDED:
+    if informative < needed:
         return None
     parts = []
-    for (most, least), needed in ((MIDDLE_SHARES, MIDDLE_UNITS), (LENGTH_SHARES, LENGTH_UNITS)):
-        share = min(most, max(least, Fraction(needed / informative).limit_denominator(1000)))
+    for (most, least), wanted in ((MIDDLE_SHARES, MIDDLE_UNITS), (LENGTH_SHARES, LENGTH_UNITS)):
+        share = min(most, max(least, Fraction(wanted / informative).limit_denominator(1000)))
         parts.append((2 * share) ** 2 if gaussian else share)
     return SearchShares(*parts)
 
@@ -60,18 +67,33 @@ def role_weight(role: Role, gaussian: bool) -> Fraction:
 
 @dataclass
 class SpanTerms(Terms):
-    """Collects the terms of aggregates over rows of which each unit has one: values of many steps get spans."""
+    """Collects the terms of aggregates over rows of which each unit has one: values of many steps get spans.
+
+    `ample_scope` has the domains of columns where a limit on rows below is so large that hardly any unit reaches it.
+    """
 
     spans: list[Span] = field(default_factory=list)
+    ample_scope: Scope | None = None
 
     def is_wide(self, value: Expr) -> bool:
         """Return True if a value has so many steps that a span may be far shorter than its range."""
         domain = value.domain(self.scope)
         steps = bounds_of(domain)[1] - bounds_of(domain)[0] if isinstance(domain, Number) else 0
         whole = isinstance(domain, Number) and domain.step >= 1
-        return steps >= MANY_STEPS and (steps < MAX_STEPS or not whole)
+        return steps >= MANY_STEPS and (steps < MAX_STEPS or not whole or self.likely_part(value) < 1)
 
-    def span(self, aggregate: AggregateCall, value: Expr, shape: Shape = "anchored") -> Span:
+    def likely_part(self, value: Expr) -> Fraction:
+        """Return the part of a value's range that is left at likely limits on the rows below."""
+        return self.range_in(value, self.likely_scope) / (self.range_in(value, self.scope) or 1)
+
+    def range_in(self, value: Expr, scope: Scope) -> Fraction:
+        """Return the length of a number's range where columns have the domains of a scope."""
+        domain = value.domain(scope)
+        return domain.hi - domain.lo if isinstance(domain, Number) else Fraction(0)
+
+    def span(
+        self, aggregate: AggregateCall, value: Expr, shape: Shape = "anchored", likely: Fraction | None = None
+    ) -> Span:
         """Return the span of a value over the rows that an aggregate counts, one for each such pair."""
         conditions = self.row_conditions(aggregate)
         condition = (conditions[0] if len(conditions) == 1 else expr.And(tuple(conditions))) if conditions else None
@@ -80,7 +102,8 @@ class SpanTerms(Terms):
         top = max(abs(low), abs(high)) if shape == "central" else -(-(high - low) // 2)
         half = EstimatedValue(f"{VALUES}{number}", 1, max(1, top), domain.step)
         anchor = EstimatedValue(f"centre{number}", low, high, domain.step) if shape == "anchored" else None
-        span = Span(value, condition, half, anchor, shape == "central")
+        likely = self.likely_part(value) if likely is None else likely
+        span = Span(value, condition, half, anchor, shape == "central", likely)
         for known in self.spans:
             if (known.value, known.condition, known.shape) == (value, condition, shape):
                 return known
@@ -116,9 +139,16 @@ class SpanTerms(Terms):
             return self.span_sum(aggregate, self.coarse(value), "sum", "central")
         return self.span_sum(aggregate, self.coarse(value), "centred")
 
-    def span_sum(self, aggregate: AggregateCall, value: Expr, role: Role, shape: Shape = "anchored") -> Formula:
+    def span_sum(
+        self,
+        aggregate: AggregateCall,
+        value: Expr,
+        role: Role,
+        shape: Shape = "anchored",
+        likely: Fraction | None = None,
+    ) -> Formula:
         """The sum of a value: the middle of its span times the rows, and the distances from it."""
-        span = self.span(aggregate, value, shape)
+        span = self.span(aggregate, value, shape, likely)
         cell = self.span_cell(aggregate, span, role)
         if span.is_central:
             return cell
@@ -157,7 +187,8 @@ class SpanTerms(Terms):
         one, other = (self.distance_within_range(aggregate, value) for value in (first, second))
         product = self.coarse(expr.Arithmetic("*", one, other))
         shape: Shape = "central" if bounds_of(self.number_domain(product))[0] else "from zero"
-        return self.span_sum(aggregate, product, "product", shape)
+        likely = [self.likely_distance(aggregate, value) for value in (first, second)]
+        return self.span_sum(aggregate, product, "product", shape, likely[0] * likely[1])
 
     def distance_within_range(self, aggregate: AggregateCall, value: Expr) -> Expr:
         """The distance of a value from the middle of its span, at most half of its range.
@@ -167,13 +198,43 @@ class SpanTerms(Terms):
         distance = self.distance_from_centre(aggregate, value)
         if not self.is_wide(value):
             return distance
+        most = self.largest_distance(aggregate, value)
+        return expr.Clamp(distance, -most, most)
+
+    def largest_distance(self, aggregate: AggregateCall, value: Expr) -> Fraction:
+        """Return half of a value's range, or less if squares of that would have to be rounded.
+
+        Few units, if any, reach half of the range at an ample limit on the rows below, but at the largest one squares
+        would be rounded to more than most of them are.
+        """
         half = self.span(aggregate, self.coarse(value)).half
-        return expr.Clamp(distance, -half.hi * half.step, half.hi * half.step)
+        ample = self.range_in(value, self.ample_scope or self.scope) / 2
+        steps = half.hi if half.hi**2 <= SPAN_STEPS else max(1, min(half.hi, ceil(ample / half.step)))
+        return steps * half.step
+
+    def likely_distance(self, aggregate: AggregateCall, value: Expr) -> Fraction:
+        """Return the part of the largest distance of a value from its middle that quotes assume."""
+        if not self.is_wide(value):
+            return Fraction(1)
+        likely = self.range_in(value, self.likely_scope) / 2
+        return min(Fraction(1), likely / self.largest_distance(aggregate, value))
 
     def coarse(self, value: Expr) -> Expr:
-        """Round a value to the most steps that a span may have."""
-        domain = self.number_domain(value)
-        low, high = bounds_of(domain)
-        if high - low <= SPAN_STEPS:
+        """Round a value to the most steps that a span may have; first leave out what an ample limit on rows would."""
+        if self.steps_of(value) > SPAN_STEPS:
+            value = self.within_ample_range(value)
+        if (steps := self.steps_of(value)) <= SPAN_STEPS:
             return value
-        return expr.Rounded("round", value, domain.step * -(-(high - low) // SPAN_STEPS))
+        return expr.Rounded("round", value, self.number_domain(value).step * -(-steps // SPAN_STEPS))
+
+    def steps_of(self, value: Expr) -> int:
+        """Return the number of steps from one end of a value's range to the other."""
+        low, high = bounds_of(self.number_domain(value))
+        return high - low
+
+    def within_ample_range(self, value: Expr) -> Expr:
+        """Clamp a value to its range at an ample limit on the rows below, if that is shorter."""
+        if self.ample_scope is None or self.range_in(value, self.ample_scope) >= self.range_in(value, self.scope):
+            return value
+        ample = value.domain(self.ample_scope)
+        return expr.Clamp(value, ample.lo, ample.hi) if isinstance(ample, Number) else value

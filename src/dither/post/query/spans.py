@@ -24,7 +24,7 @@ class Span:
     """A span of `value` over the rows that meet `condition`; `half` is half its length.
 
     It lies around `anchor`, a private median, and is moved where it would leave the declared range. Without an anchor
-    it has 0 in its middle, if it `is_central`, or begins at 0.
+    it has 0 in its middle, if it `is_central`, or begins at 0. Quotes assume the `likely` part of the largest length.
     """
 
     value: Expr
@@ -32,6 +32,7 @@ class Span:
     half: EstimatedValue
     anchor: EstimatedValue | None = None
     is_central: bool = False
+    likely: Fraction = Fraction(1)
 
     @property
     def shape(self) -> Shape:
