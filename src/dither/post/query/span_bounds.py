@@ -104,4 +104,5 @@ class SpanBounds(RowBounds):
             typical_rows=Fraction(1),
             is_range=True,
             sizes=public_sizes(self.context, relation, unit, half.hi, 1, sums=True),
+            span=span,
         )

@@ -71,8 +71,13 @@ class SpanTerms(Terms):
         whole = isinstance(domain, Number) and domain.step >= 1
         return steps >= MANY_STEPS and (steps < MAX_STEPS or not whole)
 
-    def span(self, aggregate: AggregateCall, value: Expr, shape: Shape = "anchored") -> Span:
-        """Return the span of a value over the rows that an aggregate counts, one for each such pair."""
+    def span(
+        self, aggregate: AggregateCall, value: Expr, shape: Shape = "anchored", squared: Expr | None = None
+    ) -> Span:
+        """Return the span of a value over the rows that an aggregate counts, one for each such pair.
+
+        The value may be the square of the distance of a `squared` one from the middle of its span.
+        """
         conditions = self.row_conditions(aggregate)
         condition = (conditions[0] if len(conditions) == 1 else expr.And(tuple(conditions))) if conditions else None
         number, domain = len(self.spans), self.number_domain(value)
@@ -80,7 +85,8 @@ class SpanTerms(Terms):
         top = max(abs(low), abs(high)) if shape == "central" else -(-(high - low) // 2)
         half = EstimatedValue(f"{VALUES}{number}", 1, max(1, top), domain.step)
         anchor = EstimatedValue(f"centre{number}", low, high, domain.step) if shape == "anchored" else None
-        span = Span(value, condition, half, anchor, shape == "central")
+        squares_of = self.span(aggregate, self.coarse(squared)).half if squared is not None else None
+        span = Span(value, condition, half, anchor, shape == "central", squares_of)
         for known in self.spans:
             if (known.value, known.condition, known.shape) == (value, condition, shape):
                 return known
@@ -116,9 +122,16 @@ class SpanTerms(Terms):
             return self.span_sum(aggregate, self.coarse(value), "sum", "central")
         return self.span_sum(aggregate, self.coarse(value), "centred")
 
-    def span_sum(self, aggregate: AggregateCall, value: Expr, role: Role, shape: Shape = "anchored") -> Formula:
+    def span_sum(
+        self,
+        aggregate: AggregateCall,
+        value: Expr,
+        role: Role,
+        shape: Shape = "anchored",
+        squared: Expr | None = None,
+    ) -> Formula:
         """The sum of a value: the middle of its span times the rows, and the distances from it."""
-        span = self.span(aggregate, value, shape)
+        span = self.span(aggregate, value, shape, squared)
         cell = self.span_cell(aggregate, span, role)
         if span.is_central:
             return cell
@@ -157,7 +170,8 @@ class SpanTerms(Terms):
         one, other = (self.distance_within_range(aggregate, value) for value in (first, second))
         product = self.coarse(expr.Arithmetic("*", one, other))
         shape: Shape = "central" if bounds_of(self.number_domain(product))[0] else "from zero"
-        return self.span_sum(aggregate, product, "product", shape)
+        squared = first if first == second else None
+        return self.span_sum(aggregate, product, "product", shape, squared)
 
     def distance_within_range(self, aggregate: AggregateCall, value: Expr) -> Expr:
         """The distance of a value from the middle of its span, at most half of its range.

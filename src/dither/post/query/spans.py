@@ -24,7 +24,8 @@ class Span:
     """A span of `value` over the rows that meet `condition`; `half` is half its length.
 
     It lies around `anchor`, a private median, and is moved where it would leave the declared range. Without an anchor
-    it has 0 in its middle, if it `is_central`, or begins at 0.
+    it has 0 in its middle, if it `is_central`, or begins at 0. Values may be squares of distances from the middle of
+    another span: `squares_of` is then half the length of that.
     """
 
     value: Expr
@@ -32,6 +33,7 @@ class Span:
     half: EstimatedValue
     anchor: EstimatedValue | None = None
     is_central: bool = False
+    squares_of: EstimatedValue | None = None
 
     @property
     def shape(self) -> Shape:
