@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
+from scipy import special
 
 from dither.plan.traversal import transform, walk
 from dither.post.estimate.contribution import SQUARES_LEVEL, EstimatedBound, FoundSpan
@@ -42,6 +43,7 @@ class EstimatedSquares(EstimatedBound):
     draws: Floats = field(kw_only=True)
     losses: Floats = field(kw_only=True)
     step: float = field(kw_only=True)
+    noise: float = field(kw_only=True)
 
     @cached_property
     def removed_draws(self) -> Floats:
@@ -69,14 +71,24 @@ class EstimatedSquares(EstimatedBound):
         squares = weighted_sums(np.maximum(self.model.draws, 0), mean_of_bins(self.losses) ** 2)
         return float(np.quantile(squares, SQUARES_LEVEL))
 
+    def missing(self, share: Floats, confidence: float) -> tuple[Floats, Floats, Floats]:
+        """Return what cells lack, so that the low end of an interval is that of what clipping left."""
+        middle, less, more = super().missing(share, confidence)
+        width = float(special.ndtri((1 + confidence) / 2)) * self.noise
+        # Beside noise of this half-width, the low end lies that half-width below what is left.
+        return middle, np.maximum(less, np.sqrt(middle**2 + 2 * np.abs(middle) * width)), more
+
     def levels(self, confidence: float) -> tuple[float, float]:
         """Return quantiles that leave all doubt above: clipping cannot have raised a variance."""
-        return (1 - confidence) / 2, confidence
+        return 0.0, confidence
 
 
 def mean_of_bins(values: Floats) -> Floats:
-    """Return the mean over each bin of what is known at its low end, in its middle and at its high end."""
-    return np.asarray((values[0] + 4 * values[1] + values[2]) / 6)
+    """Return the mean over each bin of what is known at its low end, for its mean unit and at its high end.
+
+    It is that of the mean unit, as squares are, unless a limit lies within the bin.
+    """
+    return np.asarray(np.where(values[0] > 0, values[1], (values[0] + 4 * values[1] + values[2]) / 6))
 
 
 @dataclass(frozen=True)
@@ -103,13 +115,14 @@ class VarianceCells:
 class SquaredSums:
     """The sums of squares, of distances from the middle of a span, and of rows, over all groups.
 
-    `noise` is the standard deviation of the sum of squares around the anchor of the span.
+    `noise` is the standard deviation of one group's sum of squares around the anchor of the span.
     """
 
     squares: float
     distances: float
     rows: float
     noise: float
+    groups: int
 
 
 def pair_squares(
@@ -163,7 +176,7 @@ def _squared_sums(cells: VarianceCells, columns: Sequence[NoisyColumn], shift: f
             weights[index] += factor * weight
     variance = sum(weight**2 * columns[index].noise.variance for index, weight in weights.items())
     return SquaredSums(
-        float(squares.sum()), float(distances.sum()), float(rows.sum()), math.sqrt(squares.size * variance)
+        float(squares.sum()), float(distances.sum()), float(rows.sum()), math.sqrt(variance), squares.size
     )
 
 
@@ -179,7 +192,10 @@ def estimated_squares(
     reach = limit + 2 * shift * span.half + shift**2
     unit = max(reach * max(sums.rows, 1.0), span.farthest**2) / STEPS
     amount = sums.squares + 2 * span.shift * sums.distances + span.shift**2 * sums.rows
-    size = KnownSize(*(max(1, round(part / unit)) for part in (reach, amount, sums.noise / math.sqrt(2))), every_row)
+    clip, known, scale = (
+        max(1, round(part / unit)) for part in (reach, amount, sums.noise * math.sqrt(sums.groups / 2))
+    )
+    size = KnownSize(clip, known, scale, every_row)
     points, places = np.unique(
         np.maximum(np.round(span.distances(span.edges) ** 2 / unit), 1).astype(np.int64), return_inverse=True
     )
@@ -211,7 +227,9 @@ def _joint_squares(
     of_sum = weighted_sums(counts, mean_of_bins(from_sum)) ** 2 / rows
     draws = np.maximum(weighted_sums(counts, mean_of_bins(losses)) - of_sum / step, 0.0)
     known = {part.name: getattr(own, part.name) for part in fields(own)}
-    return EstimatedSquares(**known | {"model": model, "draws": draws, "losses": losses, "step": unit / step})
+    return EstimatedSquares(
+        **known | {"model": model, "draws": draws, "losses": losses, "step": unit / step, "noise": sums.noise / step}
+    )
 
 
 def _with_unclipped_totals(plan: QueryPlan, totals: set[int]) -> QueryPlan:
