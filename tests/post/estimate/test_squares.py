@@ -171,3 +171,11 @@ def test_groups_and_second_draws_allow_for_it_too(session: Session) -> None:
     answer = session.refine(session.sql(query, epsilon=50), epsilon=50)
     true = [data["income"][data["half"] == half].std(ddof=1) for half in (0, 1)]
     np.testing.assert_allclose(answer["x"].value, true, rtol=0.05)
+
+
+def test_a_condition_that_nobody_meets_leaves_no_deviation_and_no_error(session: Session) -> None:
+    """The named bug: the noise of a sum over nobody was more than a known size may be."""
+    answer = session.sql(
+        "SELECT STDDEV(wealth) AS x, CORR(wealth, income) AS c FROM t WHERE half = 0 AND half = 1", epsilon=1
+    )
+    assert answer["x"].interval[1] >= 0 or np.isnan(answer["x"].value)

@@ -42,7 +42,9 @@ def chosen_bounds(batch: BatchPlan, release: Release) -> dict[int, ChosenBounds]
             chosen.limits[search.tag] = number
             if isinstance(search, ContributionSearch):
                 found = estimated_bound(search, histogram.values, histogram.mechanism, number)
-                chosen.bounds[search.tag] = with_span(found, search, histogram, chosen.limits)
+                chosen.bounds[search.tag] = with_span(
+                    found, search, histogram.values, histogram.mechanism, chosen.limits
+                )
         results.update(dict.fromkeys(group.positions, chosen))
     return results
 
@@ -60,7 +62,11 @@ def estimated_bound(
 
 
 def with_span(
-    bound: EstimatedBound, search: ContributionSearch, histogram: ReleasedMeasurement, limits: Mapping[str, int]
+    bound: EstimatedBound,
+    search: ContributionSearch,
+    values: Sequence[int],
+    mechanism: Mechanism,
+    limits: Mapping[str, int],
 ) -> EstimatedBound:
     """Return a bound with the span that its search found around a private median, or the tag of what it squares."""
     span = search.span
@@ -71,8 +77,8 @@ def with_span(
     low, high, step = span.anchor.lo, span.anchor.hi, float(span.anchor.step)
     found = FoundSpan(
         np.array(search.edges, float) * float(search.quantity),
-        np.array(histogram.values, float),
-        histogram.mechanism.std() / math.sqrt(2),
+        np.array(values, float),
+        mechanism.std() / math.sqrt(2),
         low * step,
         high * step,
         (low + limits[span.anchor.tag] - 1) * step,

@@ -36,8 +36,8 @@ class EstimatedSquares(EstimatedBound):
     """A bound on squares of distances from the middle of a span, and what it removed from the sum of squares.
 
     That includes what the span removed from the sum of the values, as far as it changes the variance. `losses` has what
-    a unit loses at the low end, in the middle and at the high end of each bin of the model, and `step` is the model's
-    step: all in steps of the bound.
+    a unit loses at the low end, in the middle and at the high end of each bin of the model, `step` is the model's step
+    and `noise` the standard deviation of a cell's noise: all in steps of the bound.
     """
 
     draws: Floats = field(kw_only=True)
@@ -51,7 +51,7 @@ class EstimatedSquares(EstimatedBound):
 
     @property
     def clips_nothing(self) -> bool:
-        return False
+        return not np.any(self.losses > 0)
 
     @property
     def total(self) -> float:
@@ -190,18 +190,17 @@ def estimated_squares(
     """
     limit, shift = own.bound * step, abs(span.shift)
     reach = limit + 2 * shift * span.half + shift**2
-    unit = max(reach * max(sums.rows, 1.0), span.farthest**2) / STEPS
     amount = sums.squares + 2 * span.shift * sums.distances + span.shift**2 * sums.rows
-    clip, known, scale = (
-        max(1, round(part / unit)) for part in (reach, amount, sums.noise * math.sqrt(sums.groups / 2))
-    )
-    size = KnownSize(clip, known, scale, every_row)
+    noise = sums.noise * math.sqrt(sums.groups / 2)
+    unit = max(reach * max(sums.rows, 1.0), span.farthest**2, abs(amount), noise) / STEPS
+    clip, known, scale = (max(1, round(part / unit)) for part in (reach, amount, noise))
+    sizes = (KnownSize(clip, known, scale, True),) if every_row else ()
     points, places = np.unique(
         np.maximum(np.round(span.distances(span.edges) ** 2 / unit), 1).astype(np.int64), return_inverse=True
     )
     counts = np.append(span.counts[0], np.bincount(places, span.counts[1:]))
     top = int(span.farthest**2 / unit)
-    model = fit_contributions(points.tolist(), counts, span.scale, 1, top, top, (size,) if every_row else ())
+    model = fit_contributions(points.tolist(), counts, span.scale, 1, top, top, sizes)
     ends = np.append(1.0, points), model.mean, model.upper
     away = np.maximum(np.sqrt(np.array(ends) * unit) - shift, 0.0)
     from_squares, from_sum = np.maximum(away**2 - limit, 0.0), np.maximum(away - span.half, 0.0)
