@@ -1,4 +1,4 @@
-"""What clipping removed from variances: from squares and sums by the same units, which the search for the values saw.
+"""Estimate how much clipping removed from variances: squares and sums lack the same units, which one search saw.
 
 A unit beyond the span of its value is mostly beyond that of its square as well. The number of such units follows from
 the search for the values, whose tail falls twice as fast as that of squares, and from how much was left of the squares.
