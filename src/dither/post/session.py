@@ -25,6 +25,7 @@ from dither.post.estimate.profile import Profile, use_profile
 from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, quote_assumptions
 from dither.post.estimate.rehearsal import rehearse
 from dither.post.estimate.solve import least_epsilon
+from dither.post.estimate.squares import pair_squares
 from dither.post.options import (
     QueryOptions,
     ResolvedOptions,
@@ -417,6 +418,7 @@ class Session(Statistics):
             limits, bounds = chosen[position].limits, {**chosen[position].bounds, **planned.known}
             own_plan = with_bounds(batch.plan_of(position, plan), self.context, limits)
             parts = tuple(released_parts_of(batch, position, released))
+            own_plan, bounds = pair_squares(own_plan, parts, bounds)
             columns = measured_columns(own_plan, parts, bounds, planned.confidence)
             answer = build_answer(own_plan, self.context, columns, planned.confidence, [release], bounds)
             notes = other_budget_notes(release.losses, plan.unit, planned.total or planned.spend.loss)

@@ -21,13 +21,46 @@ HEAVY_TAIL, HEAVY_FACTOR = 0.04, 1.5
 
 
 @dataclass(frozen=True)
+class FoundSpan:
+    """A span that was found for values of units with one row, and the histogram of lengths in which it was found.
+
+    It lies around `anchor`, moved where it would leave the declared range from `low` to `high`; `half` is half its
+    length. There are about `counts` units between the `edges`, with noise of a Laplace scale.
+    """
+
+    edges: Floats
+    counts: Floats
+    scale: float
+    low: float
+    high: float
+    anchor: float
+    half: float
+
+    @property
+    def shift(self) -> float:
+        """The distance from the anchor to the middle of the span: 0, unless the range ends near the anchor."""
+        return max(min(self.anchor, self.high - self.half), self.low + self.half) - self.anchor
+
+    @property
+    def farthest(self) -> float:
+        """The largest distance of a value from the anchor."""
+        return max(self.high - self.anchor, self.anchor - self.low)
+
+    def distances(self, lengths: Floats) -> Floats:
+        """Return how far from the anchor a value is that needs a span of a length: the farther of two sides."""
+        near = min(self.high - self.anchor, self.anchor - self.low)
+        return np.where(lengths <= 2 * near, lengths / 2, lengths - near)
+
+
+@dataclass(frozen=True)
 class EstimatedBound:
     """A contribution bound that was chosen privately, and what is inferred about the contributions that it clips.
 
     Amounts are in steps of the bound. What is removed from a `signed` sum may have either sign. `limit` and `seen`
     describe the most that a unit may add, and the most that stands out from the noise. A row has at most `row_size`.
     A `given` bound was not chosen, but stated by the analyst. The model may count more than contributes (`at_most`):
-    then, and where noise hides all units, clipping may have removed anything from nothing on. Proof:
+    then, and where noise hides all units, clipping may have removed anything from nothing on. It may come from a search
+    for a `span`, or for one of squares, of which `squares_of` is the tag of the search for the values' span. Proof:
     clipping_intervals.md.
     """
 
@@ -39,6 +72,8 @@ class EstimatedBound:
     row_size: int = 1
     given: bool = False
     at_most: bool = False
+    span: FoundSpan | None = None
+    squares_of: str = ""
 
     @cached_property
     def removed_draws(self) -> Floats:
@@ -56,6 +91,25 @@ class EstimatedBound:
         return float(np.median(weighted_sums(np.maximum(self.model.draws, 0), np.minimum(self.model.mean, self.bound))))
 
     @property
+    def total(self) -> float:
+        """The median of all contributions together."""
+        return self.model.total()
+
+    @property
+    def bin_error(self) -> float:
+        """The error of what clipping removed that comes from not knowing where in their bins the units lie."""
+        return float(self.model.bin_error(self.bound))
+
+    @property
+    def removed_squares(self) -> float:
+        """A high quantile of the sum of squares of what each unit loses."""
+        return float(self.model.removed_squares(self.bound, SQUARES_LEVEL))
+
+    def levels(self, confidence: float) -> tuple[float, float]:
+        """Return the quantiles of what clipping removed to which an interval reaches."""
+        return (1 - confidence) / 2, (1 + confidence) / 2
+
+    @property
     def removed(self) -> float:
         """The median of what clipping removed in all."""
         return float(np.median(self.removed_draws))
@@ -63,13 +117,12 @@ class EstimatedBound:
     @property
     def removed_share(self) -> float:
         """The share of all contributions that clipping removed."""
-        total = self.model.total()
-        return min(self.removed / total, 1.0) if total > 0 else 0.0
+        return min(self.removed / self.total, 1.0) if self.total > 0 else 0.0
 
     @property
     def removed_share_high(self) -> float:
         """The share of all contributions that clipping removed at most, with a probability of 97.5%."""
-        total, high = self.model.total(), float(np.quantile(self.removed_draws, 0.975))
+        total, high = self.total, float(np.quantile(self.removed_draws, 0.975))
         return min(high / max(total, high), 1.0) if max(total, high) > 0 else 0.0
 
     @property
@@ -87,24 +140,23 @@ class EstimatedBound:
         if self.clips_nothing:
             return (np.zeros_like(share),) * 3
         part, share = share, np.abs(share)
-        tail = (1 - confidence) / 2
         if self.signed:
             middle = 0.0
             less = more = float(np.quantile(np.abs(self.removed_draws), confidence))
         else:
-            low, middle, high = np.quantile(self.removed_draws, [tail, 0.5, 1 - tail])
+            least, most = self.levels(confidence)
+            low, middle, high = np.quantile(self.removed_draws, [least, 0.5, most])
             from_nothing = self.at_most or not self.model.seen
             less, more = middle - (min(low, 0.0) if from_nothing else low), high - middle
         if not self.model.seen:
             more = max(more, HIDDEN_SHARE * self.kept)
             less = max(less, more) if self.signed else less
         # Two standard deviations at a confidence of 95%, and in proportion elsewhere.
-        spread = 2 * _normal_quantile(1 - tail) / _normal_quantile(0.975)
-        rest = spread**2 * share**2 * self.model.bin_error(self.bound) ** 2
+        spread = 2 * _normal_quantile((1 + confidence) / 2) / _normal_quantile(0.975)
+        rest = spread**2 * share**2 * self.bin_error**2
         if np.size(share) > 1:
             lean = UNEVENNESS * abs(self.removed)
-            squares = self.model.removed_squares(self.bound, SQUARES_LEVEL)
-            rest = rest + spread**2 * (share**2 * lean**2 + share * (1 - share) * squares)
+            rest = rest + spread**2 * (share**2 * lean**2 + share * (1 - share) * self.removed_squares)
         return part * middle, np.sqrt((share * less) ** 2 + rest), np.sqrt((share * more) ** 2 + rest)
 
 

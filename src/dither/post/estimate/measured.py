@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.contribution import EstimatedBound, FoundSpan
 from dither.post.estimate.intervals import Measured, NoisyColumn
 from dither.post.estimate.quantiles import estimate_quantile
 from dither.post.noise import Floats, ScaledNoise, noise_of
@@ -41,7 +41,10 @@ def chosen_bounds(batch: BatchPlan, release: Release) -> dict[int, ChosenBounds]
             histogram, number = next(released)
             chosen.limits[search.tag] = number
             if isinstance(search, ContributionSearch):
-                chosen.bounds[search.tag] = estimated_bound(search, histogram.values, histogram.mechanism, number)
+                found = estimated_bound(search, histogram.values, histogram.mechanism, number)
+                chosen.bounds[search.tag] = with_span(
+                    found, search, histogram.values, histogram.mechanism, chosen.limits
+                )
         results.update(dict.fromkeys(group.positions, chosen))
     return results
 
@@ -56,6 +59,32 @@ def estimated_bound(
     seen = bound_text(round(model.seen), search)
     given = len(search.candidates) == 1
     return EstimatedBound(bound, model, search.signed, bound_text(bound, search), seen, search.row_size, given)
+
+
+def with_span(
+    bound: EstimatedBound,
+    search: ContributionSearch,
+    values: Sequence[int],
+    mechanism: Mechanism,
+    limits: Mapping[str, int],
+) -> EstimatedBound:
+    """Return a bound with the span that its search found around a private median, or the tag of what it squares."""
+    span = search.span
+    if span is None or search.quantity is None:
+        return bound
+    if span.anchor is None:
+        return replace(bound, squares_of=span.squares_of.tag if span.squares_of is not None else "")
+    low, high, step = span.anchor.lo, span.anchor.hi, float(span.anchor.step)
+    found = FoundSpan(
+        np.array(search.edges, float) * float(search.quantity),
+        np.array(values, float),
+        mechanism.std() / math.sqrt(2),
+        low * step,
+        high * step,
+        (low + limits[span.anchor.tag] - 1) * step,
+        bound.bound * float(span.half.step),
+    )
+    return replace(bound, span=found)
 
 
 def measured_columns(
@@ -98,6 +127,8 @@ def _noisy_column(
         total = clipped_total(table, noise_of(part.mechanism, Fraction(1)).std, bound, every_key)
         share = cell_shares(table[:, source.value_index], total, float(bound.bound))
     column = clipped_column(values, noise, share, bound, per_step, confidence)
+    if source.is_unclipped:
+        column = replace(column, missing=0.0, less=np.zeros(1), more=np.zeros(1))
     if source.row_rounding:
         column = replace(column, less=np.hypot(column.less, rounded), more=np.hypot(column.more, rounded))
     return replace(column, rounding=source.rounding_error, least=least)

@@ -15,7 +15,8 @@ from dither.plan.measures.core import NO_CHANGE, Measure
 from dither.post.estimate.answer import build_answer
 from dither.post.estimate.combine import QuestionDraws, combine_measurements
 from dither.post.estimate.contribution import EstimatedBound
-from dither.post.estimate.measured import ChosenBounds, estimated_bound, measured_columns
+from dither.post.estimate.measured import ChosenBounds, estimated_bound, measured_columns, with_span
+from dither.post.estimate.squares import pair_squares
 from dither.post.query.query_plan import ContributionSearch, QuantileRef, QueryPlan, bound_text, with_bounds
 from dither.privacy.mechanisms import DiscreteLaplace
 from dither.privacy.protocol import ReleasedMeasurement
@@ -50,6 +51,7 @@ def rehearse(
 def _rehearse_at(context: Context, plan: QueryPlan, bounds: dict[str, EstimatedBound], draws: int) -> None:
     """Put an answer together as a session does, from one draw and, if wanted, from several."""
     parts = tuple(made_up_release(context, planned.measure) for planned in plan.measures)
+    plan, bounds = pair_squares(plan, parts, bounds)
     build_answer(plan, context, measured_columns(plan, parts, bounds, CONFIDENCE), CONFIDENCE, [], bounds)
     if draws > 1:
         combined, columns = combine_measurements(QuestionDraws(plan, (parts,) * draws), bounds, CONFIDENCE)
@@ -64,6 +66,7 @@ def ends_of_bounds(plan: QueryPlan) -> Iterator[ChosenBounds]:
         for search in contributions
     }
     for end in (0, -1) if plan.searches else (0,):
+        limits = {search.tag: search.candidates[end] for search in plan.searches}
         bounds = {
             search.tag: replace(
                 fitted[search.tag],
@@ -72,7 +75,13 @@ def ends_of_bounds(plan: QueryPlan) -> Iterator[ChosenBounds]:
             )
             for search in contributions
         }
-        yield ChosenBounds({search.tag: search.candidates[end] for search in plan.searches}, bounds)
+        yield ChosenBounds(
+            limits,
+            {
+                search.tag: with_span(bounds[search.tag], search, (0,) * (len(search.edges) + 1), NOISE, limits)
+                for search in contributions
+            },
+        )
 
 
 def _check_groups(context: Context, plan: QueryPlan) -> None:

@@ -18,6 +18,7 @@ from dither.post import formulas
 from dither.post.contribution_bound import CENTRED_WEIGHTS, COUNT_WEIGHTS
 from dither.post.query.bins import Bins, QuantileLevel
 from dither.post.query.question import Ordering, OutputColumn, Question
+from dither.post.query.spans import Span
 from dither.post.query.term_names import summed_text
 from dither.post.query.typical_rows import TYPICAL_ROWS
 from dither.privacy.protocol import KnownSize
@@ -49,7 +50,7 @@ class CellRef:
     `typical_per_row`, if values are spread evenly over their range. The exact value is at most `most`, if known.
     `size_index` is the index of the column that counts the rows of this one, if there is one. If it `counts_rows`, the
     column is the number of all rows of a group. Noise may not hide that each row that `size_index` counts was rounded,
-    by at most `row_rounding`.
+    by at most `row_rounding`. If it `is_unclipped`, another column allows for what clipping removed from this one.
     """
 
     measure_index: int
@@ -64,6 +65,7 @@ class CellRef:
     size_index: int | None = None
     counts_rows: bool = False
     row_rounding: float = 0.0
+    is_unclipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class ContributionSearch:
     Contributions are multiples of `step`; what is removed from a `signed` sum may have either sign. `quantity` is the
     value of one step, if values are summed and not rows, and `share` is that of the loss. Quotes assume that the bound
     leaves `typical_rows` rows, if nothing better is known; `sizes` are what is public about all units together. If it
-    `is_range`, the largest bound leaves a row its whole declared range, and quotes assume that.
+    `is_range`, the largest bound leaves a row its whole declared range, and quotes assume that. It may be half the
+    length of a `span`.
     """
 
     tag: str
@@ -105,6 +108,7 @@ class ContributionSearch:
     typical_rows: Fraction = Fraction(TYPICAL_ROWS)
     sizes: tuple[KnownSize, ...] = ()
     is_range: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True)

@@ -155,4 +155,5 @@ class SpanBounds(RowBounds):
             typical_rows=span.likely,
             is_range=span.likely == 1,
             sizes=public_sizes(self.context, relation, unit, half.hi, 1, sums=True),
+            span=span,
         )

@@ -92,9 +92,17 @@ class SpanTerms(Terms):
         return domain.hi - domain.lo if isinstance(domain, Number) else Fraction(0)
 
     def span(
-        self, aggregate: AggregateCall, value: Expr, shape: Shape = "anchored", likely: Fraction | None = None
+        self,
+        aggregate: AggregateCall,
+        value: Expr,
+        shape: Shape = "anchored",
+        likely: Fraction | None = None,
+        squared: Expr | None = None,
     ) -> Span:
-        """Return the span of a value over the rows that an aggregate counts, one for each such pair."""
+        """Return the span of a value over the rows that an aggregate counts, one for each such pair.
+
+        The value may be the square of the distance of a `squared` one from the middle of its span.
+        """
         conditions = self.row_conditions(aggregate)
         condition = (conditions[0] if len(conditions) == 1 else expr.And(tuple(conditions))) if conditions else None
         number, domain = len(self.spans), self.number_domain(value)
@@ -103,7 +111,8 @@ class SpanTerms(Terms):
         half = EstimatedValue(f"{VALUES}{number}", 1, max(1, top), domain.step)
         anchor = EstimatedValue(f"centre{number}", low, high, domain.step) if shape == "anchored" else None
         likely = self.likely_part(value) if likely is None else likely
-        span = Span(value, condition, half, anchor, shape == "central", likely)
+        squares_of = self.span(aggregate, self.coarse(squared)).half if squared is not None else None
+        span = Span(value, condition, half, anchor, shape == "central", likely, squares_of)
         for known in self.spans:
             if (known.value, known.condition, known.shape) == (value, condition, shape):
                 return known
@@ -146,9 +155,10 @@ class SpanTerms(Terms):
         role: Role,
         shape: Shape = "anchored",
         likely: Fraction | None = None,
+        squared: Expr | None = None,
     ) -> Formula:
         """The sum of a value: the middle of its span times the rows, and the distances from it."""
-        span = self.span(aggregate, value, shape, likely)
+        span = self.span(aggregate, value, shape, likely, squared)
         cell = self.span_cell(aggregate, span, role)
         if span.is_central:
             return cell
@@ -188,7 +198,8 @@ class SpanTerms(Terms):
         product = self.coarse(expr.Arithmetic("*", one, other))
         shape: Shape = "central" if bounds_of(self.number_domain(product))[0] else "from zero"
         likely = [self.likely_distance(aggregate, value) for value in (first, second)]
-        return self.span_sum(aggregate, product, "product", shape, likely[0] * likely[1])
+        squared = first if first == second else None
+        return self.span_sum(aggregate, product, "product", shape, likely[0] * likely[1], squared)
 
     def distance_within_range(self, aggregate: AggregateCall, value: Expr) -> Expr:
         """The distance of a value from the middle of its span, at most half of its range.

@@ -25,6 +25,7 @@ class Span:
 
     It lies around `anchor`, a private median, and is moved where it would leave the declared range. Without an anchor
     it has 0 in its middle, if it `is_central`, or begins at 0. Quotes assume the `likely` part of the largest length.
+    Values may be squares of distances from the middle of another span: `squares_of` is then half the length of that.
     """
 
     value: Expr
@@ -33,6 +34,7 @@ class Span:
     anchor: EstimatedValue | None = None
     is_central: bool = False
     likely: Fraction = Fraction(1)
+    squares_of: EstimatedValue | None = None
 
     @property
     def shape(self) -> Shape:
