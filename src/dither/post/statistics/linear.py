@@ -50,6 +50,8 @@ TYPICAL_SPREAD = 0.2
 TYPICAL_PRIVATE, TYPICAL_PRIVATE_ROWS = 1 / 3, 0.1
 # How many scales a value may be away from a private centre, for units with a key and for rows.
 UNIT_REACH, ROW_REACH = 8, 1
+# Ends of ranges that are nearer than this, in half widths of the declared one, are the same but for rounding.
+SMALLEST_GAP = 1e-9
 # An interval of R² of this width or more says nothing.
 WIDEST_SHARE = 0.9
 INTERCEPT = "(intercept)"
@@ -335,9 +337,12 @@ def private_limits(plan: MomentPlan, scaling: Scaling) -> dict[str, str]:
     limits = {}
     for place in plan.design.private_numbers:
         column, far = plan.design.columns[place], scaling.scales[place] * scaling.reach
-        low, high = max(float(column.low), scaling.centres[place] - far), scaling.centres[place] + far
-        if scaling.scales[place] < column.half_width and (low > column.low or high < column.high):
-            limits[column.name] = f"{low:.4g} to {min(float(column.high), high):.4g}"
+        declared = np.array([float(column.low), float(column.high)])
+        ends = np.clip(scaling.centres[place] + far * np.array([-1.0, 1.0]), *declared)
+        is_moved = np.abs(ends - declared) > SMALLEST_GAP * column.half_width
+        if is_moved.any():
+            low, high = np.where(is_moved, ends, declared)
+            limits[column.name] = f"{low:.4g} to {high:.4g}"
     return limits
 
 
@@ -358,8 +363,7 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
     unit = plan.settings.unit
     advice = "if others matter, bound it by CLAMP to a range that holds them, with standardize='declared'"
     return [
-        f"values were moved into private ranges: {ranges}; the results are about the columns so limited, as if values "
-        "beyond were at the end, and those about all values may be far from them",
+        f"values were moved into private ranges: {ranges}; {plan.reach_note}",
         *(
             f"most {unit}s have nearly one value of {name}, so its range is the smallest there is; {advice}"
             for name in least

@@ -286,6 +286,14 @@ class MomentPlan:
         grid = [int(RADIUS / size) for size in reversed(sizes)]
         return self._search(f"radius{self.design.suffix}", Count(per_unit, (key,)), grid, SCALED_UNITS)
 
+    @property
+    def reach_note(self) -> str:
+        """Say what it means that values were moved into private ranges."""
+        return (
+            "the results are about the columns so limited, as if values beyond were at the end, and those about all "
+            "values may be far from them"
+        )
+
     def least_scale(self, place: int) -> float:
         """Return the smallest scale that may be chosen for a number, so that the data may have chosen less."""
         return self.design.columns[place].half_width / self.zooms(place)[-1] * ZOOM_STEPS

@@ -34,9 +34,9 @@ MOST_SEARCHED = Fraction(1, 8)
 # The part of it for lengths; the rest is for middles.
 LENGTH_PART = Fraction(3, 4)
 # What a length needs, in rows times epsilon: at least, and where there are more rows; and its least share of the loss.
-FEWEST_UNITS, LENGTH_UNITS, LEAST_LENGTH = 400, 800, Fraction(3, 200)
-# What is moved to the ends of a span may change a sum by about this part of the standard deviation of its noise.
-BIAS_PART = 4
+FEWEST_UNITS, LENGTH_UNITS, LEAST_LENGTH = 400, 1200, Fraction(3, 200)
+# What is moved to the ends of a span may change a sum by about the standard deviation of its noise over this.
+BIAS_PART = 2.5
 # A declared range has at most so many steps on each side of its middle, and a span on each side of its own.
 FINEST, SPAN_RESOLUTION = 1 << 28, 1 << 15
 # Rescaled values times this many numbers need to stay below 2^62.
@@ -152,6 +152,14 @@ class SpanMoments(MomentPlan):
         noise = expected_noise(self.settings.context, self.settings.unit, measurement)
         finest = max(self._weight(i, j) for i, j in self.pairs) * self.per_unit({})
         return rational(f"{noise.std / finest / BIAS_PART:.6g}")
+
+    @property
+    def reach_note(self) -> str:
+        """Say what it means that values were moved into spans."""
+        return (
+            "these are so long that values beyond should change the results by less than the noise does; a few values "
+            "far beyond all others may not show in the noise"
+        )
 
     def least_scale(self, place: int) -> float:
         """Return the smallest scale that may be chosen for a number."""
