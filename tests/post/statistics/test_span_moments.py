@@ -122,7 +122,7 @@ def test_private_ranges_cost_little_where_data_fill_the_declared_ones(opened: Op
 def test_a_search_that_took_half_of_the_loss_would_be_noticed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug turns the test before red."""
     monkeypatch.setattr(span_moments, "MOST_SEARCHED", Fraction(1, 2))
-    monkeypatch.setattr(span_moments, "LEAST_LENGTH", Fraction(1, 5))
+    monkeypatch.setattr(span_moments, "LEAST_LENGTH", Fraction(3, 8))
     assert error_ratio(opened[0]) > 1.4
 
 

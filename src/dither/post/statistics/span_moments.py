@@ -34,9 +34,9 @@ MOST_SEARCHED = Fraction(1, 8)
 # The part of it for lengths; the rest is for middles.
 LENGTH_PART = Fraction(3, 4)
 # What a length needs, in rows times epsilon: at least, and where there are more rows; and its least share of the loss.
-FEWEST_UNITS, LENGTH_UNITS, LEAST_LENGTH = 400, 1200, Fraction(3, 200)
+FEWEST_UNITS, LENGTH_UNITS, LEAST_LENGTH = 400, 10_000, Fraction(3, 100)
 # What is moved to the ends of a span may change a sum by about the standard deviation of its noise over this.
-BIAS_PART = 2.5
+BIAS_PART = 2
 # A declared range has at most so many steps on each side of its middle, and a span on each side of its own.
 FINEST, SPAN_RESOLUTION = 1 << 28, 1 << 15
 # Rescaled values times this many numbers need to stay below 2^62.
