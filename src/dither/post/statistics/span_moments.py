@@ -41,8 +41,8 @@ BIAS_PART = 2
 FINEST, SPAN_RESOLUTION = 1 << 28, 1 << 15
 # Rescaled values times this many numbers need to stay below 2^62.
 LARGEST_STRETCHED = 1 << 59
-# The shortest span is this part of the declared range.
-SHORTEST = 1 << 16
+# The shortest span is this part of the declared range, and has at least this many steps on each side.
+SHORTEST, FEWEST_STEPS = 1 << 16, 1 << 8
 # Quotes assume spans of this part of the declared range.
 TYPICAL_PART = 4
 
@@ -102,7 +102,7 @@ class SpanDesign(Design):
         """Return the candidates for half the length of a span: from a step of the column to half the declared width."""
         fine, column = self.fine(place), self.columns[place]
         # A shorter one would lose all other values of a column that is mostly one value.
-        least = max(fine // SHORTEST, round(2 * fine * column.step / (column.high - column.low)))
+        least = max(fine // SHORTEST, FEWEST_STEPS, round(2 * fine * column.step / (column.high - column.low)))
         return tuple(half for half in half_lengths(fine) if half >= min(least, fine))
 
 
