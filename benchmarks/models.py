@@ -1,6 +1,6 @@
 """Measure models and synthetic data: coverage of intervals, accuracy beside diffprivlib, marginals beside SmartNoise.
 
-python benchmarks/models.py regression    10,000 redraws of the noise of a regression on a million rows, epsilon 1
+python benchmarks/models.py regression    cover of 10,000 redrawn regressions on a million rows, epsilon 1
 python benchmarks/models.py flights       a regression with planes as units beside diffprivlib's with rows as units
 python benchmarks/models.py logistic      accuracy at epsilon 1 on 100,000 rows beside diffprivlib, and by person
 python benchmarks/models.py synthetic     three-way marginals of randhie beside SmartNoise's MST
@@ -12,7 +12,9 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -25,15 +27,22 @@ import pyarrow.parquet as pq
 from scipy import stats
 
 import dither
-from dither.access.engines import open_engine
+from dither.access.engines import Engine, open_engine
+from dither.plan.context import Context
+from dither.plan.measures.core import Measure
+from dither.plan.traversal import fill_values
 from dither.post.session import Session
-from dither.post.statistics.design import read_columns
+from dither.post.statistics.design import Scaling, read_columns
 from dither.post.statistics.joint import JointTable, fit_tree
 from dither.post.statistics.linear import fit_linear, moment_plan, raw_fit
+from dither.post.statistics.moments import MomentPlan, Moments, searches_with_shares
 from dither.post.statistics.source_rows import read_rows
 from dither.post.statistics.steps import additive, expected_noise
 from dither.privacy.accounting.conversion import largest_rho
-from dither.privacy.protocol import Measurement
+from dither.privacy.bits import SystemBits
+from dither.privacy.mechanisms import calibrate
+from dither.privacy.protocol import BoundSearch, Measurement, ReleasedMeasurement
+from dither.privacy.search_rules import choose_values
 
 PEERS = Path(__file__).parent / "peers"
 SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {}
@@ -62,49 +71,148 @@ ROWS = "{kind: row, tables: [t]}"
 PURE = "pure, epsilon: 1000"
 
 
-@section
-def regression(options: argparse.Namespace) -> None:
-    """Redraw the noise of one regression; count the intervals that cover the exact coefficients."""
-    random, rows = np.random.default_rng(1), 1_000_000
+@dataclass(frozen=True)
+class Workers:
+    """Made-up columns, the last of which is regressed on the others, and their declared ranges."""
+
+    columns: dict[str, np.ndarray]
+    ranges: dict[str, tuple[int, int]]
+    step: str = "1"
+
+    @property
+    def described(self) -> list[str]:
+        """The columns in the description of a dataset."""
+        kind = "integer" if self.step == "1" else "decimal"
+        step = "" if self.step == "1" else f", step: {self.step}"
+        return [f"{name}: {{type: {kind}, min: {low}, max: {high}{step}}}" for name, (low, high) in self.ranges.items()]
+
+    @property
+    def truth(self) -> np.ndarray:
+        """The exact coefficients of the last column on the others, the intercept first."""
+        *features, target = self.columns.values()
+        return np.asarray(np.linalg.lstsq(np.column_stack([np.ones(len(target)), *features]), target, rcond=None)[0])
+
+
+def workers(rows: int) -> Workers:
+    """Return ages, hours, tenures and pay in whole numbers, in ranges that fit; only pay has many steps."""
+    random = np.random.default_rng(1)
     age = random.integers(18, 91, rows)
     hours = np.clip(random.normal(40, 9, rows), 0, 100).round()
     tenure = np.clip(random.exponential(6, rows), 0, 50).round()
     pay = np.clip(400 + 9 * age + 11 * hours + 14 * tenure + random.normal(0, 80, rows), 0, 6000).round()
-    columns = ["age: {type: integer, min: 18, max: 90}", "hours: {type: integer, min: 0, max: 100}"]
-    columns += ["tenure: {type: integer, min: 0, max: 50}", "pay: {type: integer, min: 0, max: 6000}"]
-    table = pa.table({"age": age, "hours": hours.astype(int), "tenure": tenure.astype(int), "pay": pay.astype(int)})
-    with tempfile.TemporaryDirectory() as name:
-        session = open_table(Path(name), table, columns, ROWS, PURE)
-        source, names = read_rows(session, "t", {"epsilon": 1}), ["age", "hours", "tenure", "pay"]
-        plan = moment_plan(source, names, read_columns(source, names), "declared")
-        measure = plan.measure()
+    columns = {"age": age.astype(float), "hours": hours, "tenure": tenure, "pay": pay}
+    return Workers(columns, {"age": (18, 90), "hours": (0, 100), "tenure": (0, 50), "pay": (0, 6000)})
+
+
+def wide_workers(rows: int, times: int) -> Workers:
+    """Return the same columns with a step of 0.01, in ranges this many times as long as they are."""
+    narrow = workers(rows)
+    ranges = {name: (0, times * high) for name, (_, high) in narrow.ranges.items()}
+    return Workers(narrow.columns, ranges, "0.01")
+
+
+def incomes(rows: int, times: int) -> Workers:
+    """Return a lognormal income and the part of it that is spent, in ranges this many times as long as they are."""
+    random = np.random.default_rng(2)
+    income = np.exp(random.normal(10.5, 0.8, rows)).round()
+    spent = np.maximum(0, 5000 + 0.3 * income + random.normal(0, 4000, rows)).round()
+    most = {name: times * int(values.max()) for name, values in (("income", income), ("spent", spent))}
+    return Workers({"income": income, "spent": spent}, {name: (0, high) for name, high in most.items()})
+
+
+@dataclass
+class Redraws:
+    """Draws whole requests again, searches and sums, from exact vectors that are read once for each choice."""
+
+    context: Context
+    plan: MomentPlan
+    engine: Engine
+    exact: dict[Measure, np.ndarray] = field(default_factory=dict)
+
+    def read(self, measure: Measure) -> np.ndarray:
+        """Return the exact vector of a measure."""
+        if measure not in self.exact:
+            self.exact[measure] = np.asarray(self.engine.vector(measure), np.int64)
+        return self.exact[measure]
+
+    def choose(self, searches: Sequence[BoundSearch]) -> dict[str, int]:
+        """Draw the values that searches choose, as a kernel does."""
+        chosen: dict[str, int] = {}
+        for search in searches:
+            measure, wanted = fill_values(search.histogram, chosen), search.mechanism
+            sensitivity = measure.sensitivity(self.context, "unit")
+            made = calibrate(wanted.kind, wanted.loss, sensitivity, **dict(wanted.options))
+            values = tuple(map(int, made.release(self.read(measure), SystemBits())))
+            released = ReleasedMeasurement(
+                values, measure.steps(self.context), (len(values),), None, made, sensitivity, made.loss(sensitivity), ()
+            )
+            chosen |= choose_values(search, released, chosen)
+        return chosen
+
+    def draw(self, random: np.random.Generator) -> tuple[Moments, Scaling]:
+        """Draw noisy moments with their scaling."""
+        searches, share = searches_with_shares(self.plan)
+        settings, measure = self.plan.settings, self.plan.measure()
         noise = expected_noise(
-            session.context,
-            "unit",
-            Measurement(measure, additive(source.settings, measure, source.settings.spend.loss)),
+            self.context, "unit", Measurement(measure, additive(settings, measure, settings.spend.share(share)))
         )
-        engine = open_engine(dither.load(Path(name) / "dataset.yml"))
-        exact = np.asarray(engine.vector(measure), float)
-        engine.close()
-    step = float(measure.steps(session.context)[0])
-    matrix = np.column_stack([np.ones(rows), age, hours, tenure])
-    truth, scaling = np.linalg.lstsq(matrix, pay, rcond=None)[0], plan.design.scaling({})
-    aware, naive, widths = [], [], []
-    normal = stats.norm.ppf(0.975)
-    for _ in range(options.redraws):
+        chosen, step = self.choose(searches), float(measure.steps(self.context)[0])
+        exact = self.read(fill_values(measure, chosen))
         noisy = (exact + np.rint(random.laplace(0, noise.std / step / np.sqrt(2), len(exact)))) * step
-        moments = plan.read(noisy, noise, {})
-        fit = fit_linear(moments, np.zeros(4))
+        return self.plan.read(noisy, noise, chosen), self.plan.design.scaling(chosen)
+
+
+@section
+def regression(options: argparse.Namespace) -> None:
+    """Redraw whole regressions; count the intervals that cover the exact coefficients of all values."""
+    rows, few = 1_000_000, max(1, options.redraws // 5)
+    for label, made, standard, redraws in (
+        ("ranges that fit", workers(rows), "declared", options.redraws),
+        ("ranges that fit", workers(rows), None, options.redraws),
+        ("ranges 10 times as long, 0.01 steps", wide_workers(rows, 10), None, few),
+        ("ranges 1,000 times as long, 0.01 steps", wide_workers(rows, 1000), None, few),
+        ("incomes, ranges 100 times as long", incomes(rows, 100), None, few),
+    ):
+        print(f"-- {label}, {standard or 'the default'}: {redraws:,} redraws", flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            table = pa.table({name: pa.array(values) for name, values in as_described(made).items()})
+            session = open_table(Path(name), table, made.described, ROWS, PURE)
+            source, names = read_rows(session, "t", {"epsilon": 1}), list(made.columns)
+            plan = moment_plan(source, names, read_columns(source, names), standard)
+            engine = open_engine(dither.load(Path(name) / "dataset.yml"))
+            print_cover(Redraws(session.context, plan, engine), made, redraws)
+            engine.close()
+
+
+def as_described(made: Workers) -> dict[str, np.ndarray]:
+    """Return columns of the type that the description says."""
+    return {name: values.astype(int) if made.step == "1" else values for name, values in made.columns.items()}
+
+
+def print_cover(drawn: Redraws, made: Workers, redraws: int) -> None:
+    """Print how many intervals cover each coefficient, and naive ones that take noisy sums for exact ones."""
+    random, truth, normal = np.random.default_rng(5), made.truth, stats.norm.ppf(0.975)
+    aware, naive, widths, choices = [], [], [], Counter()
+    for _ in range(redraws):
+        moments, scaling = drawn.draw(random)
+        fit = fit_linear(moments, np.zeros(len(truth)))
         raw = raw_fit(fit, moments, scaling, 0.95, population=False)
         aware.append((raw.lows <= truth) & (truth <= raw.highs))
-        sampling = np.sqrt(np.diag(np.linalg.inv(fit.gram)) * fit.residual / moments.count)
+        sampling = np.sqrt(np.abs(np.diag(np.linalg.inv(fit.gram))) * fit.residual / moments.count)
         sampling[1:] *= scaling.scales[-1] / scaling.scales[:-1]
         naive.append(np.abs(raw.values[1:] - truth[1:]) <= normal * sampling[1:])
         widths.append((raw.highs - raw.lows) / 2)
-    print(f"exact coefficients (intercept, age, hours, tenure): {np.round(truth, 3).tolist()}")
-    print(f"half widths of 95% intervals: {np.round(np.mean(widths, axis=0), 3).tolist()}")
-    print(f"coverage over {options.redraws:,} redraws, noise-aware: {np.mean(aware, axis=0).tolist()}")
-    print(f"coverage of naive intervals (age, hours, tenure): {np.mean(naive, axis=0).tolist()}")
+        choices[tuple(f"{low:.4g} to {high:.4g}" for low, high in zip(*ends_of(scaling), strict=True))] += 1
+    print(f"exact coefficients (intercept, {', '.join(made.columns)}): {np.round(truth, 4).tolist()}")
+    print(f"median half widths of 95% intervals: {np.round(np.median(widths, axis=0), 4).tolist()}")
+    print(f"intervals that cover the exact coefficients: {np.mean(aware, axis=0).round(4).tolist()}")
+    print(f"naive intervals that do (without the intercept): {np.mean(naive, axis=0).round(4).tolist()}")
+    print(f"{len(choices)} different ranges; the most frequent: {choices.most_common(1)[0]}", flush=True)
+
+
+def ends_of(scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the ranges."""
+    return scaling.centres - scaling.scales, scaling.centres + scaling.scales
 
 
 def real_data(folder: Path) -> None:

@@ -15,8 +15,8 @@ from dither.plan.relations.bounding import Sample
 from dither.post.query.spend import Spend
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.descent import DescentMoments, DescentPlan
-from dither.post.statistics.design import Standard, levels_of, read_columns, rows_without_null
-from dither.post.statistics.linear import moment_plan, plan_notes
+from dither.post.statistics.design import Design, ModelColumn, Standard, levels_of, read_columns, rows_without_null
+from dither.post.statistics.linear import ROW_REACH, moment_plan, plan_notes
 from dither.post.statistics.logistic import (
     SEARCH_SHARE,
     GradientMoments,
@@ -53,7 +53,7 @@ def make_logistic(
     if sample is not None:
         rows = replace(rows, settings=replace(rows.settings, spend=sampled_spend(rows, sample)))
     columns = read_columns(rows, features)
-    planned = moment_plan(rows, [*features, target], columns, standard or likely_standard(rows, features, target))
+    planned = feature_plan(rows, [*features, target], columns, standard or likely_standard(rows, features, target))
     plan = LogisticPlan(GradientMoments(planned.settings, planned.design), outcome)
     if not plan.noise_is_small:
         plan = noisy_plan(planned, outcome)
@@ -72,12 +72,22 @@ def likely_standard(rows: SourceRows, features: Sequence[str], target: str) -> S
     relation = rows_without_null(rows, [*features, target])
     if not has_single_rows(rows.settings, relation):
         return None
-    plan = moment_plan(rows, [*features, target], read_columns(rows, features), "private")
+    plan = feature_plan(rows, [*features, target], read_columns(rows, features), "private")
     spend = Spend(rows.settings.spend.share(SEARCH_SHARE / max(1, len(plan.searches()))))
     epsilon = math.sqrt(2 * float(spend.amount)) if spend.gaussian else float(spend.amount)
     known = known_rows(relation, rows.context)
     enough = known is None or float(MOVED_ROWS) * known * epsilon >= ENOUGH_MOVED
     return "private" if enough else "declared"
+
+
+def feature_plan(
+    rows: SourceRows, names: Sequence[str], columns: tuple[ModelColumn, ...], standard: Standard | None
+) -> MomentPlan:
+    """Plan the moments of features; those of single rows are in declared ranges, or in private ones that zoom in."""
+    relation = rows_without_null(rows, names)
+    if standard is None or not has_single_rows(rows.settings, relation):
+        return moment_plan(rows, names, columns, standard)
+    return MomentPlan(rows.settings, Design(relation, columns, standard, ROW_REACH))
 
 
 def noisy_plan(planned: MomentPlan, outcome: Expr) -> LogisticPlan:

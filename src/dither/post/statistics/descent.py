@@ -21,7 +21,7 @@ from dither.plan.traversal import fill_values
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
 from dither.post.query.typical_rows import TYPICAL_ROWS, row_noise, typical_rows
-from dither.post.statistics.linear import assumed_choices, table_rows
+from dither.post.statistics.linear import table_rows
 from dither.post.statistics.logistic import (
     WEIGHT_LIMIT,
     WEIGHT_STEPS,
@@ -126,7 +126,7 @@ class DescentPlan(LogisticPlan):
         made = super().newton_search(round_)
         if not isinstance(made.rule, NewtonRule):
             raise TypeError("a step of a descent has a rule")
-        settings, measure = self.moments.settings, fill_values(self.measure(0), assumed_choices(self.moments, 1))
+        settings, measure = self.moments.settings, fill_values(self.measure(0), self.moments.assumed_choices(1))
         mechanism = additive(settings, measure, settings.spend.share(self.share))
         noise = expected_noise(settings.context, settings.unit, Measurement(measure, mechanism))
         ridge = FIRM * math.ceil(math.sqrt(2 * self.size))

@@ -19,7 +19,6 @@ from dither.post.query.spend import Spend
 from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import (
-    ZOOM_STEPS,
     Design,
     ModelColumn,
     Scaling,
@@ -30,18 +29,17 @@ from dither.post.statistics.design import (
     rows_without_null,
 )
 from dither.post.statistics.moments import (
-    RADIUS,
     MomentPlan,
     Moments,
     half_widths,
     has_single_rows,
     known_rows,
-    range_shares,
     read_moments,
     searches_with_shares,
 )
 from dither.post.statistics.result import Result, key_column, noisy_column, result_fields
 from dither.post.statistics.source_rows import SourceRows
+from dither.post.statistics.span_moments import SpanDesign, SpanMoments, largest_shares, length_shares
 from dither.post.statistics.steps import Released, Step, SteppedStatistic, expected_noise
 from dither.privacy.protocol import Measurement
 
@@ -53,6 +51,8 @@ TYPICAL_SPREAD = 0.2
 TYPICAL_PRIVATE, TYPICAL_PRIVATE_ROWS = 1 / 3, 0.1
 # How many scales a value may be away from a private centre, for units with a key and for rows.
 UNIT_REACH, ROW_REACH = 8, 1
+# Ends of ranges that are nearer than this, in half widths of the declared one, are the same but for rounding.
+SMALLEST_GAP = 1e-9
 # An interval of R² of this width or more says nothing.
 WIDEST_SHARE = 0.9
 INTERCEPT = "(intercept)"
@@ -189,18 +189,19 @@ def moment_plan(
     """Plan noisy moments of columns.
 
     By default, bounds are private if one unit may have any number of rows; and for numbers of many steps if each unit
-    has one row, and enough rows are known to choose them at little cost.
+    has one row, and enough rows are known to choose spans at little cost.
     """
     settings, relation = rows.settings, rows_without_null(rows, names)
     bounded = relation.stability(settings.context, settings.unit).max_rows is not None
     chosen: Standard = standard or ("declared" if bounded else "private")
     if not has_single_rows(settings, relation):
         return MomentPlan(settings, Design(relation, columns, chosen, UNIT_REACH))
-    private = Design(relation, columns, "private", ROW_REACH, wide_only=standard is None)
+    private = SpanDesign(relation, columns, "private", ROW_REACH, wide_only=standard is None)
     numbers = len(private.private_numbers)
-    shares = range_shares(known_rows(relation, settings.context), settings.spend, numbers) if numbers else None
-    if standard == "private" or (standard is None and shares is not None):
-        return MomentPlan(settings, private, shares)
+    if numbers and standard != "declared":
+        shares = length_shares(known_rows(relation, settings.context), settings.spend, numbers)
+        if shares is not None or standard == "private":
+            return SpanMoments(settings, private, shares or largest_shares(settings.spend, numbers))
     return MomentPlan(settings, Design(relation, columns, "declared", ROW_REACH))
 
 
@@ -337,9 +338,12 @@ def private_limits(plan: MomentPlan, scaling: Scaling) -> dict[str, str]:
     limits = {}
     for place in plan.design.private_numbers:
         column, far = plan.design.columns[place], scaling.scales[place] * scaling.reach
-        low, high = max(float(column.low), scaling.centres[place] - far), scaling.centres[place] + far
-        if low > column.low or high < column.high:
-            limits[column.name] = f"{low:.4g} to {min(float(column.high), high):.4g}"
+        declared = np.array([float(column.low), float(column.high)])
+        ends = np.clip(scaling.centres[place] + far * np.array([-1.0, 1.0]), *declared)
+        is_moved = np.abs(ends - declared) > SMALLEST_GAP * column.half_width
+        if is_moved.any():
+            low, high = np.where(is_moved, ends, declared)
+            limits[column.name] = f"{low:.4g} to {high:.4g}"
     return limits
 
 
@@ -355,13 +359,12 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
     if not limits:
         return []
     ranges = "; ".join(f"{name} {limit}" for name, limit in limits.items())
-    private = plan.design.private_numbers
-    least = [plan.design.columns[place].name for place in private if has_least_scale(plan, scaling, place)]
+    places = plan.design.private_numbers
+    least = [plan.design.columns[p].name for p in places if scaling.scales[p] <= plan.least_scale(p) * (1 + 1e-9)]
     unit = plan.settings.unit
     advice = "if others matter, bound it by CLAMP to a range that holds them, with standardize='declared'"
     return [
-        f"values were moved into private ranges: {ranges}; the results are about the columns so limited, as if values "
-        "beyond were at the end, and those about all values may be far from them",
+        f"values were moved into private ranges: {ranges}; {plan.reach_note}",
         *(
             f"most {unit}s have nearly one value of {name}, so its range is the smallest there is; {advice}"
             for name in least
@@ -370,19 +373,13 @@ def reach_notes(plan: MomentPlan, scaling: Scaling) -> list[str]:
     ]
 
 
-def has_least_scale(plan: MomentPlan, scaling: Scaling, place: int) -> bool:
-    """Return True if the private scale of a number is the smallest candidate, so that the data may have chosen less."""
-    column = plan.design.columns[place]
-    return bool(scaling.scales[place] <= column.half_width / plan.zooms(place)[-1] * ZOOM_STEPS * (1 + 1e-9))
-
-
 # --- quotes ----------------------------------------------------------------------------------------------------------
 
 
 def expected_errors(plan: MomentPlan, measurement: Measurement, alpha: float) -> list[Expected]:
     """Return the expected errors of coefficients, as if columns were independent and spread as usual."""
     settings, rows, moments = plan.settings, table_rows(plan), typical_reading(plan, measurement)
-    scaling = plan.design.scaling(assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW))
+    scaling = plan.design.scaling(plan.assumed_choices(TYPICAL_ROWS * TYPICAL_ROW))
     fit = fit_linear(moments, penalties_of(plan, scaling, alpha), settings.confidence)
     raw = raw_fit(fit, moments, scaling, settings.confidence, False)
     names = [INTERCEPT, *(column.name for column in plan.design.columns[:-1])]
@@ -407,18 +404,11 @@ def spread_notes(plan: MomentPlan) -> list[str]:
 
 def typical_reading(plan: MomentPlan, measurement: Measurement) -> Moments:
     """Return moments of typical columns, with the noise that they will have at typical choices."""
-    chosen = assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)
+    chosen = plan.assumed_choices(TYPICAL_ROWS * TYPICAL_ROW)
     filled = replace(measurement, measure=fill_values(measurement.measure, chosen))
     noise = expected_noise(plan.settings.context, plan.settings.unit, filled)
     moments = plan.read(np.zeros(len(plan.pairs)), noise, chosen)
     return replace(moments, matrix=table_rows(plan) * typical_moments(plan.design))
-
-
-def assumed_choices(plan: MomentPlan, size: int) -> Mapping[str, int]:
-    """Return the values that quotes assume before they are chosen."""
-    chosen = {search.tag: search.grid[len(search.grid) // 2] for search in plan.searches()}
-    chosen |= {tag: plan.design.zoom(0).hi // (1 << 8) for tag in chosen if tag.startswith("zoom")}
-    return chosen | {tag: RADIUS // size for tag in chosen if tag.startswith("radius")}
 
 
 def table_rows(plan: MomentPlan) -> float:

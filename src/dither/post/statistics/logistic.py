@@ -37,7 +37,6 @@ from dither.post.statistics.linear import (
     INTERCEPT,
     TYPICAL_ROW,
     TYPICAL_ROWS,
-    assumed_choices,
     expected_from,
     limit_column,
     not_built,
@@ -134,7 +133,7 @@ class LogisticPlan:
     def noise_is_small(self) -> bool:
         """True if a small share of the loss measures second derivatives well, by public facts."""
         plan, settings = self.moments, self.moments.settings
-        chosen = assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)
+        chosen = plan.assumed_choices(TYPICAL_ROWS * TYPICAL_ROW)
         measure = fill_values(self.measure(0), chosen)
         noise = additive(settings, measure, settings.spend.share(SMALL_SHARE))
         spread = expected_noise(settings.context, settings.unit, Measurement(measure, noise)).std
@@ -266,7 +265,7 @@ class LogisticPlan:
     def expected_errors(self, parts: Sequence[Sequence[Measurement]]) -> list[Expected]:
         """Return the expected errors of coefficients, of the last gradient's noise at a typical curvature."""
         plan, settings, measurement = self.moments, self.moments.settings, parts[0][0]
-        chosen = {**assumed_choices(plan, TYPICAL_ROWS * TYPICAL_ROW)}
+        chosen = {**plan.assumed_choices(TYPICAL_ROWS * TYPICAL_ROW)}
         zero = WEIGHT_LIMIT * WEIGHT_STEPS + 1
         weights = {f"weights{round_}.{p}": zero for round_ in range(1, self.rounds + 1) for p in range(self.size)}
         filled = replace(measurement, measure=fill_values(measurement.measure, {**chosen, **weights}))

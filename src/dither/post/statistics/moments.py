@@ -286,6 +286,24 @@ class MomentPlan:
         grid = [int(RADIUS / size) for size in reversed(sizes)]
         return self._search(f"radius{self.design.suffix}", Count(per_unit, (key,)), grid, SCALED_UNITS)
 
+    @property
+    def reach_note(self) -> str:
+        """Say what it means that values were moved into private ranges."""
+        return (
+            "the results are about the columns so limited, as if values beyond were at the end, and those about all "
+            "values may be far from them"
+        )
+
+    def least_scale(self, place: int) -> float:
+        """Return the smallest scale that may be chosen for a number, so that the data may have chosen less."""
+        return self.design.columns[place].half_width / self.zooms(place)[-1] * ZOOM_STEPS
+
+    def assumed_choices(self, size: int) -> dict[str, int]:
+        """Return the values that quotes assume before they are chosen, for units whose products have this size."""
+        chosen = {search.tag: search.grid[len(search.grid) // 2] for search in self.searches()}
+        chosen |= {tag: LARGEST_ZOOM * ZOOM_STEPS // (1 << 8) for tag in chosen if tag.startswith("zoom")}
+        return chosen | {tag: RADIUS // size for tag in chosen if tag.startswith("radius")}
+
     def row_size(self) -> Expr:
         """Return the norm of a row's products: its squared length in L2; in L1 half of that and its squared L1 norm."""
         columns: list[Expr] = [expr.ColumnRef(f"z{place}") for place in range(len(self.design.columns))]

@@ -21,7 +21,7 @@ from dither.plan.relations.core import Relation
 from dither.post.noise import Floats
 from dither.post.statistics.design import Design, read_columns, rows_without_null
 from dither.post.statistics.joint import Pairs
-from dither.post.statistics.linear import ROW_REACH, assumed_choices
+from dither.post.statistics.linear import ROW_REACH
 from dither.post.statistics.marginals import Attribute, MarginalPlan
 from dither.post.statistics.moments import (
     MOVED_ROWS,
@@ -98,9 +98,7 @@ class NumberBins:
 
     def assumed_attributes(self) -> tuple[Attribute, ...]:
         """Return the attributes with bins in raw units as quotes assume them."""
-        return self.raw(
-            {tag: value for plan in self.ranges.values() for tag, value in assumed_choices(plan, 1).items()}
-        )
+        return self.raw({tag: value for plan in self.ranges.values() for tag, value in plan.assumed_choices(1).items()})
 
     def _raw_attribute(self, place: int, attribute: Attribute, chosen: Mapping[str, int]) -> Attribute:
         if place not in self.ranges:

@@ -51,7 +51,6 @@ from dither.post.statistics.description_figures import (
 from dither.post.statistics.design import Scaling, read_columns
 from dither.post.statistics.grid import MOST_LEAVES, FittedTree, fit_tree
 from dither.post.statistics.linear import (
-    assumed_choices,
     moment_plan,
     not_built,
     private_limits,
@@ -348,7 +347,7 @@ def expected_figures(plan: SharedPlan, parts: Sequence[Measurement]) -> list[Exp
     found += [expected_count(f"rows by {name}", first_table + index) for index, name in enumerate(plan.tables)]
     for offset, number in enumerate(plan.numbers):
         sums, measurement = number.sums, parts[first_table + len(plan.tables) + offset]
-        choices = assumed_choices(sums, 48)
+        choices = sums.assumed_choices(48)
         filled = replace(measurement, measure=fill_limits(fill_values(measurement.measure, choices), assumed))
         noise = expected_noise(settings.context, settings.unit, filled)
         moments, rows = sums.read(np.zeros(len(sums.pairs)), noise, choices), table_rows(sums)
