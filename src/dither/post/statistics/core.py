@@ -44,6 +44,7 @@ from dither.post.estimate.prediction import predict_bounds
 from dither.post.estimate.profile import Profile
 from dither.post.estimate.quote import Quote, assumed_searches, batch_errors, batch_notes, bound_assumptions, size_notes
 from dither.post.estimate.rehearsal import REHEARSALS, ends_of_bounds, made_up_release
+from dither.post.estimate.squares import pair_squares
 from dither.post.noise import Floats, ScaledNoise, interval_half_width, noise_of
 from dither.post.query.batch import BatchPlan, QueryGroup
 from dither.post.query.query_plan import CellRef, QueryPlan, fill_chosen, with_bounds, with_tags
@@ -100,6 +101,11 @@ class MeasuredPart:
     def columns(self, confidence: float) -> list[NoisyColumn]:
         """Return the noisy columns of the plan, with what clipping is estimated to have removed."""
         return measured_columns(self.plan, self.released, self.bounds, confidence)
+
+    def with_paired_squares(self) -> MeasuredPart:
+        """Return the part such that intervals of its variances allow for all that clipping removed from them."""
+        plan, bounds = pair_squares(self.plan, self.released, self.bounds)
+        return replace(self, plan=plan, bounds=bounds)
 
     def answer(self, settings: Settings, releases: Sequence[Release]) -> Answer:
         """Build the answer to the part's query, with intervals and notes."""

@@ -132,7 +132,7 @@ def read_figures(
 ) -> Figures:
     """Compute the figures of a number from its tree and its moments."""
     fitted = fit_tree(number.counts.tree, parts[:-1])
-    mean, deviation = figures_of(parts[-1].answer(measured.settings, measured.releases))
+    mean, deviation = figures_of(parts[-1].with_paired_squares().answer(measured.settings, measured.releases))
     return Figures(
         number.counts.name,
         count_figure(number.counts.nullable, fitted, rows, 0.0, measured.settings.confidence),
