@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dither.errors import InvalidPlan
 from dither.plan.context import Context, PublicTableFacts
 from dither.plan.measures.core import Measure
 from dither.plan.traversal import fill_limits, fill_values
@@ -18,6 +19,7 @@ from dither.privacy.protocol import (
     CostQuote,
     HistoryEntry,
     Measurement,
+    NewtonRule,
     QuotedMeasurement,
     Release,
     ReleasedMeasurement,
@@ -49,7 +51,17 @@ class BareKernel:
     def history(self, dataset: str, token: str) -> tuple[HistoryEntry, ...]:
         return ()
 
+    def _check_cells(self, request: Request) -> None:
+        """Refuse searches whose rules read another number of cells than their histograms have, as the kernel does."""
+        for search in request.searches:
+            if search.rule is None:
+                continue
+            wanted = search.rule.cells if isinstance(search.rule, NewtonRule) else len(search.rule.points) + 1
+            if search.histogram.size(self.context) != wanted:
+                raise InvalidPlan(f"the search {search.tag!r} needs {wanted} histogram cells")
+
     def quote(self, request: Request, token: str) -> CostQuote:
+        self._check_cells(request)
         widest = {search.tag: search.grid[-1] for search in request.searches}
         parts = tuple(self._quoted(fill_limits(part, widest), request.unit) for part in request.parts)
         find = tuple(self._quoted(Measurement(s.histogram, s.mechanism), request.unit) for s in request.searches)
@@ -65,6 +77,7 @@ class BareKernel:
         return QuotedMeasurement(mechanism, sensitivity, mechanism.loss(sensitivity), steps, (), ())
 
     def answer(self, request: Request, token: str) -> Release:
+        self._check_cells(request)
         self.requests.append(request)
         tags: dict[str, int] = {}
         find: tuple[ReleasedMeasurement, ...] = ()

@@ -254,3 +254,22 @@ def test_two_hundred_customers_with_a_thousand_rows_are_neither_cut_nor_missed(t
     values = [session.sql(per_customer("AVG(n)"), epsilon=5)["x"].value for _ in range(5)]
     engine.close()
     assert np.median(values) == pytest.approx(rows.mean(), rel=0.02)
+
+
+BOTH_COLUMNS = "SELECT customer, SUM(amount) AS t, COUNT(*) AS n FROM purchases GROUP BY customer"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT SUM(n) AS x FROM ({BOTH_COLUMNS}) AS c WHERE n > 3",
+        f"SELECT SUM(t) AS x FROM ({BOTH_COLUMNS}) AS c WHERE t > 100",
+        f"SELECT SUM(n) AS x FROM ({BOTH_COLUMNS} HAVING COUNT(*) > 5) AS c",
+        f"SELECT SUM(n + 3) AS x FROM ({BOTH_COLUMNS}) AS c",
+        f"SELECT SUM(GREATEST(t, 100)) AS x, AVG(t) FILTER (WHERE t > 50) AS y FROM ({BOTH_COLUMNS}) AS c",
+    ],
+)
+def test_values_that_cannot_be_near_zero_have_all_cells_of_their_search(session: Session, query: str) -> None:
+    """Regression test: the histogram of lengths had no cells for what no value needs, and the kernel refused it."""
+    answer = session.sql(query, epsilon=5)
+    assert answer["x"].interval[0] < answer["x"].value < answer["x"].interval[1]

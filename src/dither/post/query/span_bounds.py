@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 
 from dither.plan import expressions as expr
@@ -123,7 +124,7 @@ class SpanBounds(RowBounds):
         points = centre_candidates(number.lo, number.hi)
         rows = question.relation if span.condition is None else Filter(question.relation, span.condition)
         cuts = tuple((low + high) * number.step / 2 for low, high in pairwise(points))
-        histogram = Count(rows, (GroupKey("value", expr.Bucket(self.present(span.value, rows), cuts)),))
+        histogram = Count(rows, (_places_of(self.present(span.value, rows), cuts),))
         return CentreSearch(number.tag, histogram, tuple(point - number.lo + 1 for point in points))
 
     def present(self, value: Expr, rows: Relation) -> Expr:
@@ -141,7 +142,7 @@ class SpanBounds(RowBounds):
         bins = half_lengths(half.hi)
         cuts = tuple((2 * bin + 1) * half.step for bin in bins[:-1])
         needed = self.present(span.length_needed, relation)
-        histogram = Count(relation, (GroupKey("length", expr.Bucket(needed, cuts)),))
+        histogram = Count(relation, (_places_of(needed, cuts),))
         cells = judged_cells(self.count_groups(relation, keys), self.optimize_for)
         return ContributionSearch(
             half.tag,
@@ -157,3 +158,8 @@ class SpanBounds(RowBounds):
             sizes=public_sizes(self.context, relation, unit, half.hi, 1, sums=True),
             span=span,
         )
+
+
+def _places_of(value: Expr, cuts: tuple[Fraction, ...]) -> GroupKey:
+    """Return a key with a cell for each place between cuts, also for places that no value of the domain has."""
+    return GroupKey("place", expr.Bucket(value, cuts), tuple(map(Fraction, range(len(cuts) + 1))))
