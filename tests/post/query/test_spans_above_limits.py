@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareKernel]:
     dataset = with_public_facts(engine.ctx.dataset, False, sizes)
     yield BareKernel(Context(dataset, engine.ctx.facts), engine.vector)
     engine.close()
+
+
+@pytest.fixture
+def capped(kernel: BareKernel) -> Session:
+    """A session over the purchases, with a public cap on those of each customer."""
+    dataset = kernel.context.dataset
+    unit = replace(dataset.units["customer"], max_rows={"purchases": 1_500})
+    context = replace(kernel.context, dataset=replace(dataset, units={"customer": unit}))
+    return Session.from_kernel(BareKernel(context, kernel.vector), "analyst")
 
 
 @pytest.fixture
@@ -167,6 +177,34 @@ def test_a_search_for_the_length_has_more_of_the_loss_than_in_a_declared_range(s
     mean = per_customer("AVG(m)").replace("COUNT(*) AS n", "AVG(amount) AS m")
     declared, summed = (planned(session, query) for query in (mean, per_customer("AVG(t)")))
     assert summed.searches[1].share > 2 * declared.searches[1].share
+
+
+@pytest.mark.parametrize("aggregate", ["AVG(t)", "STDDEV(t)", "SUM(n)"])
+def test_a_declared_cap_leaves_searches_the_share_that_they_have_without_one(
+    session: Session, capped: Session, aggregate: str
+) -> None:
+    """The named bug: with a cap, the half-width of a standard deviation was eight times that without one."""
+    with_cap, without = (planned(each, per_customer(aggregate)) for each in (capped, session))
+    assert tags(with_cap) == tags(without) and not row_limits(with_cap)
+    assert [search.share for search in with_cap.searches] == [search.share for search in without.searches]
+
+
+def test_a_declared_cap_leaves_squares_the_range_that_they_have_without_one(session: Session, capped: Session) -> None:
+    """That of 256 rows: at the cap, squares would be rounded to more than most of them are."""
+    ranges = [
+        search.quantity * search.candidates[-1]
+        for each in (capped, session)
+        for search in planned(each, per_customer("STDDEV(t)")).searches
+        if isinstance(search, ContributionSearch) and search.quantity and search.tag == "values1"
+    ]
+    assert len(ranges) == 2 and ranges[0] == pytest.approx(ranges[1], rel=0.01)
+
+
+def test_few_people_with_a_cap_have_spans_of_averages_too(capped: Session) -> None:
+    """At 800 people times epsilon; see UNITS_NEEDED_ABOVE_LIMIT."""
+    little = Spend(Pure(Fraction(1, 25)))
+    assert "values0" in tags(planned(capped, per_customer("AVG(n)"), little))
+    assert not planned(capped, per_customer("STDDEV(n)"), little).searches
 
 
 def test_quotes_assume_likely_values_and_not_the_largest_possible(session: Session) -> None:

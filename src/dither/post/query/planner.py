@@ -248,7 +248,8 @@ class Planner(SpanBounds):
             return
         averaged = frozenset((a.values[0], a.condition) for a in aggregates if a.kind in ("avg", "var_samp", "var_pop"))
         if (shares := self.span_shares(question, len(aggregates))) is not None:
-            spans = SpanTerms(scope, self.likely_scope(question), [], averaged, ample_scope=self.ample_scope(question))
+            likely, ample = self.likely_scope(self.without_cap(question)), self.ample_scope(self.without_cap(question))
+            spans = SpanTerms(scope, likely, [], averaged, ample_scope=ample)
             self.add_formulas(question, spans, builder)
             question = replace(question, relation=at_largest_bounds(question.relation))
             self.plan_spans(question, scope, keys, spans, shares, builder)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 from dither.plan import expressions as expr
 from dither.plan.expressions.core import EstimatedValue, Expr
 from dither.plan.measures.core import GroupKey
 from dither.plan.measures.sums import Count
+from dither.plan.relations.bounding import LimitRowsPerUnit
 from dither.plan.relations.core import Relation
 from dither.plan.relations.filter import Filter
+from dither.plan.relations.group_by import GroupBy
 from dither.plan.relations.scan import Scan
 from dither.plan.sql.scope import Scope
-from dither.plan.traversal import fill_limits, unfilled_limits, walk
+from dither.plan.stability import EstimatedLimit
+from dither.plan.traversal import fill_limits, transform, unfilled_limits, walk
 from dither.post.contribution_bound import centre_candidates, judged_cells
 from dither.post.query.aggregated_values import without_null
 from dither.post.query.public_sizes import public_sizes
@@ -57,7 +61,8 @@ class SpanBounds(RowBounds):
             return None
         relation, epsilon = question.relation, self.spend.rough_epsilon / aggregates
         squares = any(aggregate.kind in SUMS - {"count", "sum", "avg"} for aggregate in question.aggregates)
-        needed = UNITS_NEEDED_ABOVE_LIMIT if unfilled_limits(relation) and not squares else UNITS_NEEDED
+        above_limit = unfilled_limits(self.without_cap(question).relation)
+        needed = UNITS_NEEDED_ABOVE_LIMIT if above_limit and not squares else UNITS_NEEDED
         return search_shares(self.known_rows(relation, question.unit), epsilon, self.spend.gaussian, needed)
 
     def is_row_of_chosen_bound(self, question: Question) -> bool:
@@ -84,6 +89,19 @@ class SpanBounds(RowBounds):
             f"at most {LARGEST_ROWS:,} rows of each {question.unit} are read, and intervals do not cover what is beyond"
         )
         return fill_limits(question, limits)
+
+    def without_cap(self, question: Question) -> Question:
+        """Return the question as if the limit on rows below the values of units were to be chosen, not the cap's.
+
+        Hardly any unit reaches a cap: where values are likely to lie is the same with it as without one.
+        """
+
+        def open_limit(node: Any) -> Any:
+            if isinstance(node, GroupBy) and node.unit is not None and self.is_loose(node.child, node.unit):
+                return replace(node, child=LimitRowsPerUnit(node.child, node.unit, EstimatedLimit(ROWS, LARGEST_ROWS)))
+            return node
+
+        return replace(question, relation=transform(question.relation, open_limit))
 
     def likely_scope(self, question: Question) -> Scope:
         """The domains of columns at likely values of the bounds that are still to be chosen."""
