@@ -58,6 +58,8 @@ def test_check_knows_a_cap_on_rows_and_states_a_budget_as_epsilon(tmp_path: Path
     file.write_text(DATASET)
     assert "any number of rows of one plane" in run("check", str(file))
     assert "the budget of plane comes to epsilon 100" in run("check", str(file))
+    file.write_text(file.read_text().replace("epsilon: 100}", "epsilon: 1000}"))
+    assert "the budget of plane comes to epsilon 1,000," in run("check", str(file)).replace("\n", " ")
     for cap, note in ((1825, "table flights has at most 1,825 rows of one plane (max_rows)"), (8, "")):
         file.write_text(DATASET.replace("{flights: plane}}", f"{{flights: plane}}, max_rows: {{flights: {cap}}}}}"))
         said = run("check", str(file))

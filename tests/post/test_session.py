@@ -216,6 +216,18 @@ def test_a_quote_says_how_far_the_noisy_size_of_a_table_may_be_off(session: Sess
     assert 0 < one <= other
 
 
+def test_the_error_of_a_filtered_average_is_not_called_known(session: Session) -> None:
+    """Regression: errors as if all rows met a condition were quoted as known, 7 times too small."""
+    every, some = (
+        session.quote(f"SELECT AVG(age) AS a FROM users {where}", epsilon=1) for where in ("", "WHERE age < 30")
+    )
+    assert "if all rows are left" in repr(some["a"]) and not some["a"].known
+    assert any("WHERE or a join may leave fewer" in note for note in some.notes)
+    assert "if all rows are left" not in repr(every) and not any("may leave fewer" in note for note in every.notes)
+    given = session.quote("SELECT AVG(age) AS a FROM users WHERE age < 30", epsilon=1, assumed_group_size=50)
+    assert "if all rows are left" not in repr(given)
+
+
 COLUMNS_OF_TABLES = (("age", "users"), ("price", "actions"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dither.plan.context import Context
 from dither.post.contribution_bound import FEW_ROWS
+from dither.post.display import rough_number
 from dither.post.interpretation import cap_loss, stated_epsilon
 from dither.post.query.conflicting_units import conflicting_units, conflicts
 from dither.schema import Dataset, Identifier, Reference, Unit
@@ -29,8 +30,9 @@ def warnings(dataset: Dataset) -> Iterator[str]:
         _, epsilon = stated_epsilon(cap_loss(cap))
         if epsilon > LARGE_EPSILON:
             yield (
-                f"the budget of {cap.unit} comes to epsilon {float(epsilon):.3g}, which lets odds change by a factor of"
-                f" e^epsilon, above 10^{epsilon * 1000 // 2303}; docs/choosing-a-budget.md recommends totals of 1 to 10"
+                f"the budget of {cap.unit} comes to epsilon {rough_number(float(epsilon))}, which lets odds change by a"
+                f" factor of e^epsilon, above 10^{epsilon * 1000 // 2303}; docs/choosing-a-budget.md recommends totals"
+                " of 1 to 10"
             )
 
 

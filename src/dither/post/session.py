@@ -351,7 +351,7 @@ class Session(Statistics):
             planned = replace(planned, plans=tuple(with_sample_keys(plan, self.context) for plan in planned.plans))
             batch = plan_batch(self.context, planned.plans)
             measurements = batch.answer_measurements(planned.spend, self.context)
-        columns = self._expected_errors(batch, planned, measurements)
+        columns = tuple(column.if_all_left() for column in self._expected_errors(batch, planned, measurements))
         return Quote(
             loss=total,
             losses=quoted.losses,

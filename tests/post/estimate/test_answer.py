@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from dither.post.estimate.answer import MAX_ROWS_SHOWN, without_negatives
-from dither.post.estimate.clipping import Clipping, clipping_notes, raised_notes, two_errors_note
+from dither.post.estimate.clipping import (
+    KNOWN_SHARE,
+    UNKNOWN_SHARE,
+    Clipping,
+    clipping_notes,
+    raised_notes,
+    two_errors_note,
+)
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.planned_queries import options_for
 from dither.post.query.query_plan import CellRef
@@ -76,7 +83,8 @@ def test_a_note_describes_the_chosen_bound(query: str, rows: str, session: Sessi
     (note,) = (note for note in answer.notes if note.startswith("contribution bound chosen privately: "))
     (bound,) = answer.bounds.values()
     assert 0 <= bound.removed_share <= 1
-    assert f"clipping removed about {bound.removed_share:.1%} of all contributions" in note
+    about = f"clipping removed about {bound.removed_share:.1%} of all contributions"
+    assert (about if bound.removed_share_high <= KNOWN_SHARE else UNKNOWN_SHARE) in note
     assert re.search(rows, note)
 
 
@@ -96,7 +104,23 @@ def test_a_declared_cap_is_no_assumption(blind: Session) -> None:
     assert clipping_notes(plan, {"b": at_cap}) == (
         "each user adds at most 311 rows, as the description allows: no clipping",
     )
-    assert any(note.startswith("assumed: ") for note in clipping_notes(plan, {"b": below}))
+    (assumed,) = (note for note in clipping_notes(plan, {"b": below}) if note.startswith("assumed: "))
+    assert "those with most are spread over the groups as the others are" in assumed
+    (plan,) = blind._plan(["SELECT COUNT(*) FROM actions"], options_for([query], {"epsilon": 1})).plans
+    assert not any("spread over the groups" in note for note in clipping_notes(plan, {"b": below}))
+
+
+def test_a_share_that_may_be_nearly_all_is_said_to_be_unknown(blind: Session) -> None:
+    """Regression: "clipping removed about 0.0% of all contributions, at most 100.0%" was printed."""
+    query = "SELECT action, COUNT(*) FROM actions GROUP BY action"
+    (plan,) = blind._plan([query], options_for([query], {"epsilon": 1})).plans
+    known, unknown = (replace(bound_of(removed, 300), limit="300 rows") for removed in (10.0, 10.0**6))
+    assert known.removed_share_high < 0.9 < unknown.removed_share_high
+    first, *_ = clipping_notes(plan, {"a": unknown, "b": known})
+    assert "adds at most 300 rows; it is not known how much clipping removed; and at most 300 rows, of which" in first
+    other, *_ = clipping_notes(plan, {"a": known, "b": unknown})
+    assert "it removed at most" not in other and "and it is not known how much clipping removed of it" in other
+    assert "100.0%" not in first + other
 
 
 @pytest.mark.parametrize(("bound", "remedy"), [(2, True), (300, False)])

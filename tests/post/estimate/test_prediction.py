@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -49,6 +50,18 @@ def profiled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Session:
     place = tmp_path_factory.mktemp("predicted")
     copy_world(folder, place)
     return measure_profile(dither.connect(place / "dataset.yml"), Fraction(200), ["actions.seconds", "actions.price"])
+
+
+def test_a_quote_over_units_counts_units_and_not_rows(sized: Session) -> None:
+    """Regression: the error of the number of rows was put on a number of units."""
+    quote = sized.quote(PER_PERSON, epsilon=1)
+    (note,) = (note for note in quote.notes if "assume about" in note)
+    assert re.search(r"assume about 20,000 users in each group, from the noisy number of users", note)
+    found = re.search(r"that number may be off by about ([\d,.]+) users", note)
+    rows = sized.quote("SELECT AVG(price) AS a FROM actions", epsilon=1)
+    (other,) = filter(None, (re.search(r"off by about ([\d,.]+) rows", note) for note in rows.notes))
+    assert found is not None and float(found[1].replace(",", "")) < float(other[1].replace(",", "")) / 10
+    assert "users" in quote["a"].width and "rows" in rows["a"].width
 
 
 @pytest.mark.parametrize(

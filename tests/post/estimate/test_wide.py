@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dither.loss import ZCDP, Approximate, Loss, Pure
+from dither.post.estimate.error_kinds import ErrorKind
 from dither.post.estimate.intervals import Estimate
 from dither.post.estimate.wide import wide_notes
 from dither.post.session import Session
@@ -35,6 +36,25 @@ def test_the_noise_of_small_groups() -> None:
     assert "groups about 2 times as large or about epsilon 2 would do for the typical one" in note
     (single,) = notes(interval([1000.0], 500), loss=(ZCDP("1/2"),))
     assert "so few persons; about rho 2 would do" in single
+
+
+def test_no_loss_is_suggested_that_was_nearly_spent() -> None:
+    """Regression: an answer at epsilon 1 said that about epsilon 1 would do."""
+    for found in (interval([1000.0], 260), interval([1000.0, 1000.0], 260)):
+        (note,) = notes(found)
+        assert "would do" not in note
+
+
+@pytest.mark.parametrize(("kind", "advice"), [("spread", "CLAMP(x, low, high)"), ("extreme", "QUANTILE(x, 0.99)")])
+def test_where_the_loss_does_not_decide_the_note_names_what_helps(kind: ErrorKind, advice: str) -> None:
+    found = interval([1000.0], 500)
+    (note,) = wide_notes("n", found, found, (Pure(1),), "person", kind=kind)
+    assert "would do" not in note and advice in note
+
+
+def test_no_loss_is_suggested_where_clipping_is_a_good_part() -> None:
+    (note,) = notes(interval([1000.0], 500), noise=interval([1000.0], 400))
+    assert "would do" not in note and "the noise is large" in note
 
 
 @pytest.mark.parametrize("loss", [(), (Pure(1), Pure(1)), (Approximate(1, "1/1000"),)])
@@ -68,6 +88,13 @@ def test_an_answer_explains_itself(session: Session) -> None:
     assert any(note.startswith("n: the interval is wider than half the value") for note in answer.notes)
     answer = session.sql("SELECT COUNT(*) AS n FROM users", epsilon=10)
     assert not any("wider" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize("column", ["CORR(price, seconds)", "STDDEV(price)", "MIN(price)", "MAX(seconds)"])
+def test_no_loss_is_named_for_what_depends_on_the_spread_of_values(column: str, session: Session) -> None:
+    """Regression: such answers stayed as wide at the loss that would do."""
+    answer = session.sql(f"SELECT {column} AS x FROM actions", epsilon="1/50")
+    assert not any("would do" in note for note in answer.notes)
 
 
 def test_a_wide_quantile_of_a_whole_table_names_the_better_way(session: Session) -> None:

@@ -119,6 +119,8 @@ def test_a_deviation_that_noise_hides_is_unknown(world: World) -> None:
     found = [session.describe("people", ["income"], epsilon="0.5", repeat=draw) for draw in range(8)]
     hidden = [one for one in found if np.isnan(one.columns[3].estimate.value[0])]
     assert hidden and all(one.columns[3].estimate.low[0] == 0 for one in hidden)
+    alone = "ask for AVG(income) or STDDEV(income) alone, which spends everything on it"
+    assert all(any(note.endswith(alone) for note in one.notes) for one in hidden)
     assert all("unknown [0, " in str(one) and ">unknown <" in one._repr_html_() for one in hidden)
 
 

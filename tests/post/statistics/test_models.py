@@ -388,6 +388,7 @@ def test_the_intercept_is_hidden_with_the_columns_that_it_is_computed_from() -> 
 def test_too_few_data_are_said_in_words_and_in_the_quote(session: Session) -> None:
     model = session.regress("users", "salary", ["age", "gender", "country"], epsilon="1/10")
     assert "too few data for epsilon 0.1" in str(model) and "R² 1.000" not in str(model)
+    assert 'ask with standardize="private", spend more, use fewer columns' in str(model)
     low, high = model.columns[1].estimate.low, model.columns[1].estimate.high
     assert np.isinf(low[1:]).all() and np.isinf(high[1:]).all() and np.isfinite(model.coef_).all()
     quote = session.regress.quote("users", "salary", ["age", "gender", "country"], epsilon="1/10")

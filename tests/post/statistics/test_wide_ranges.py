@@ -117,6 +117,7 @@ def test_components_that_noise_hides_are_unknown(world: World) -> None:
     found = world(WIDE).components("people", ["income", "rent"], standardize="declared", epsilon=1)
     assert np.isnan(found.explained_variance_).all() and np.isnan(found.components_).all()
     assert "the components are unknown" in str(found) and "unknown | unknown" in str(found)
+    assert 'unknown; ask with standardize="private", spend more' in str(found)
 
 
 def test_directions_of_equal_variances_are_unknown(world: World) -> None:

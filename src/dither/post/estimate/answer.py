@@ -36,6 +36,7 @@ from dither.post.estimate.clipping import (
 )
 from dither.post.estimate.combine import QuestionDraws
 from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.error_kinds import error_kind
 from dither.post.estimate.intervals import Estimate, NoisyColumn, estimate
 from dither.post.estimate.moments import show_estimate
 from dither.post.estimate.typecheck import ValueType, domain_type, value_type
@@ -416,7 +417,7 @@ def build_answer(
             losses,
             plan.unit,
             one_row=one_row,
-            quantile=plan.is_quantile(output.node),
+            kind=error_kind(output.node, windows.sources),
         )
     ]
     return Answer(

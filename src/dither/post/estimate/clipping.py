@@ -21,6 +21,8 @@ FEW_ROWS = 4
 NOTICEABLE_SHARE = 0.02
 # An answer lists this many bounds on sums; it sums up more of them.
 BOUNDS_LISTED = 2
+# Where clipping may have removed more than this share, nothing useful is known about how much it was.
+KNOWN_SHARE, UNKNOWN_SHARE = 0.9, "it is not known how much clipping removed"
 RAISED_NOTE = (
     "counts and sums are raised by what clipping is estimated to remove, so groups may add up to more than there is"
 )
@@ -75,7 +77,7 @@ def clipping_notes(plan: QueryPlan, bounds: Mapping[str, EstimatedBound]) -> tup
         return ()
     capped = [bound for bound in bounds.values() if bound.clips_nothing]
     clipping = [bound for bound in bounds.values() if not bound.clips_nothing]
-    clipped = (_bounds_note(plan.unit, clipping), _assumption(plan.unit, clipping)) if clipping else ()
+    clipped = (_bounds_note(plan.unit, clipping), _assumption(plan.unit, clipping, bool(plan.keys))) if clipping else ()
     return (
         *(f"each {plan.unit} adds at most {bound.limit}, as the description allows: no clipping" for bound in capped),
         *clipped,
@@ -90,11 +92,14 @@ def _bounds_note(unit: str, bounds: Sequence[EstimatedBound]) -> str:
     first, *others = sorted(bounds, key=lambda bound: not _of_rows(bound))
     how = "as given" if first.given else "chosen privately"
     added = "" if first.signed else ", which the estimates add back"
-    text = (
-        f"contribution bound {how}: each {unit} adds at most {first.limit}; clipping removed about "
-        f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
-    )
-    return text + _other_bounds(others)
+    about = f"{first.removed_share:.1%} of all contributions, at most {first.removed_share_high:.1%}{added}"
+    removed = f"clipping removed about {about}" if first.removed_share_high <= KNOWN_SHARE else UNKNOWN_SHARE
+    return f"contribution bound {how}: each {unit} adds at most {first.limit}; {removed}{_other_bounds(others)}"
+
+
+def _removed_text(most: float) -> str:
+    """Say how much further bounds removed at most."""
+    return f"of which it removed at most {most:.1%}" if most <= KNOWN_SHARE else f"and {UNKNOWN_SHARE} of it"
 
 
 def heavy_tail_notes(unit: str, bounds: Iterable[EstimatedBound]) -> tuple[str, ...]:
@@ -133,22 +138,19 @@ def _other_bounds(others: Sequence[EstimatedBound]) -> str:
     """Add the bounds on further sums, or how many there are."""
     if len(others) > BOUNDS_LISTED:
         most = max(bound.removed_share_high for bound in others)
-        return (
-            f"; and so for {len(others)} sums of values, of which it removed at most {most:.1%}: answer.bounds has them"
-        )
-    return "".join(
-        f"; and at most {bound.limit}, of which it removed at most {bound.removed_share_high:.1%}" for bound in others
-    )
+        return f"; and so for {len(others)} sums of values, {_removed_text(most)}: answer.bounds has them"
+    return "".join(f"; and at most {bound.limit}, {_removed_text(bound.removed_share_high)}" for bound in others)
 
 
-def _assumption(unit: str, bounds: Iterable[EstimatedBound]) -> str:
-    """Say in one sentence what intervals believe about units that noise hides."""
+def _assumption(unit: str, bounds: Iterable[EstimatedBound], grouped: bool) -> str:
+    """Say in one sentence what intervals believe about units that noise hides, and about groups."""
     known = [bound for bound in bounds if bound.model.seen]
     if not known:
         return f"there are too few {unit}s to see from the noise how they spread, and intervals allow for that"
     hidden = max(bound.model.hidden for bound in known)
+    spread = ", and those with most are spread over the groups as the others are" if grouped else ""
     return (
-        f"assumed: the number of {unit}s keeps falling beyond {known[0].seen} as it does before; "
+        f"assumed: the number of {unit}s keeps falling beyond {known[0].seen} as it does before{spread}; "
         f"up to about {hidden:,.0f} {unit}s with far more could go unnoticed, and intervals do not cover those"
     )
 
@@ -173,7 +175,7 @@ def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width
         for part in (clipping.noise, clipping.estimate, clipping.most, half_width)
     )
     if not math.isfinite(most):
-        return f"{name}: it is not known how much clipping removed"
+        return f"{name}: {UNKNOWN_SHARE}"
     return (
         f"{name}: the standard error is {rough_number(noise)} from noise alone; clipping removed about"
         f" {rough_number(estimate)}, at most {rough_number(most)}; the {confidence:.0%} interval,"

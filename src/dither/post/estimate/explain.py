@@ -17,9 +17,10 @@ from dither.plan.measures.core import Measure
 from dither.plan.traversal import fill_limits, unfilled_limits
 from dither.post.display import html_lines
 from dither.post.estimate.contribution import EstimatedBound
+from dither.post.estimate.error_kinds import STEP_FUNCTIONS, is_bounded_by_noise
 from dither.post.estimate.intervals import Banded, Measured, NoisyColumn, estimate
 from dither.post.estimate.moments import distance_unit
-from dither.post.estimate.prediction import expected_rows
+from dither.post.estimate.prediction import counts_units, drops_rows, expected_rows
 from dither.post.estimate.windows import typical_windows
 from dither.post.formulas import (
     Average,
@@ -51,16 +52,14 @@ from dither.privacy.protocol import Measurement
 
 DEFAULT_GROUP_SIZE = 1000.0
 AT_BOUNDS, IF_SPREAD = "at the bounds assumed", "if values are spread evenly over their range"
+IF_ALL_LEFT = "if all rows are left"
 WHOLE_RANGE = "at most, as with the whole declared range"
-STEP_FUNCTIONS = frozenset({"round", "floor", "ceil"})
 UNKNOWN = "unknown until asked"
-# These pass on the errors of their arguments, or smaller ones.
-PASSING_FUNCTIONS = STEP_FUNCTIONS | {"add", "sub", "neg", "abs", "least", "greatest", "coalesce", "nullif"}
 
 
-def rows_text(rows: float) -> str:
-    """Return a number of rows in words."""
-    return f"{rows:,.0f} row{'' if round(rows) == 1 else 's'}"
+def rows_text(rows: float, counted: str = "row") -> str:
+    """Return a number of rows, or of units that have one row each, in words."""
+    return f"{rows:,.0f} {counted}{'' if round(rows) == 1 else 's'}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,6 +69,7 @@ class Expected:
     If `needs_rows`, the error depends on the size of a group, and the figures assume groups of `rows` rows. If not
     `known`, it depends on what is chosen or found only when the query is asked: the figures assume `given` (a bound, or
     how values are spread), and are nan if nothing can be said, for the `reason` given. Errors of dates have a `unit`.
+    The rows are those of a subquery's units where units are `counted`, and at most as many if they are `filtered`.
     """
 
     name: str
@@ -81,13 +81,15 @@ class Expected:
     unit: str = ""
     given: str = ""
     reason: str = ""
+    counted: str = "row"
+    filtered: bool = False
 
     @property
     def width(self) -> str:
         """Half the width of the interval in words."""
         if self.reason:
             return f"{UNKNOWN}: {self.reason}"
-        where = f" in a group of {rows_text(self.rows)}" if self.rows is not None else ""
+        where = f" in a group of {rows_text(self.rows, self.counted)}" if self.rows is not None else ""
         width = f"{self.half_width:,.3g}" if math.isfinite(self.half_width) else "anything: too few data for this loss"
         width += f" {self.unit}{where}" if self.unit else where
         if not self.known and IF_SPREAD in self.given:
@@ -95,6 +97,11 @@ class Expected:
         if not self.known:
             return f"{UNKNOWN} ({width} {self.given or AT_BOUNDS})"
         return f"{width} {self.given}" if self.given else width
+
+    def if_all_left(self) -> Expected:
+        """Return the error as one that is not known, if conditions or joins may leave fewer rows than it assumes."""
+        given = ", ".join(filter(None, (self.given, IF_ALL_LEFT)))
+        return replace(self, known=False, given=given) if self.filtered else self
 
     def __repr__(self) -> str:
         return (
@@ -132,6 +139,8 @@ def expected_errors(
         )
         for source in plan.sources
     ]
+    relation, unit_counted = plan.question.relation, counts_units(context, plan.question.relation, plan.unit)
+    counted, filtered = plan.unit if unit_counted else "row", rows is None and drops_rows(relation)
     measures = plan.sources
     axes = parts[0].measure.axes(context)[: len(plan.keys)]
     windows = typical_windows(plan, columns, [len(axis.values) for axis in axes], confidence)
@@ -154,13 +163,22 @@ def expected_errors(
         if precision is not None:
             unit, length = distance_unit(precision)
             std_error, width = std_error / length, width / length
-        evenly = not _is_bounded_by_noise(output.node, sources)
+        evenly = not is_bounded_by_noise(output.node, sources)
         reasons = ((AT_BOUNDS, not known), (WHOLE_RANGE, known and at_most), (IF_SPREAD, evenly))
         given = ", ".join(text for text, wanted in reasons if wanted)
         rows_assumed = size if depends else None
         errors.append(
             Expected(
-                output.name, std_error, width, depends, rows_assumed, known and not at_most and not evenly, unit, given
+                output.name,
+                std_error,
+                width,
+                depends,
+                rows_assumed,
+                known and not at_most and not evenly,
+                unit,
+                given,
+                counted=counted,
+                filtered=filtered and depends,
             )
         )
     return tuple(errors)
@@ -217,38 +235,6 @@ def _depends_on_rows(node: Formula, plan: QueryPlan) -> bool:
     quantiles = {index for index, source in enumerate(plan.sources) if isinstance(source, QuantileRef)}
     has_quantile = not quantiles.isdisjoint(cells_of(node))
     return has_quantile or as_affine(core) is None or any(function.name not in STEP_FUNCTIONS for function in outer)
-
-
-def _is_bounded_by_noise(node: Formula, sources: Sequence[CellRef | QuantileRef]) -> bool:
-    """Return True if the error of a column follows from the noise and the size of its group, whatever the values are.
-
-    The error of a sum over the number of rows grows with the mean, by less than twice over the declared range. That of
-    a quantile depends on how many values are near it, that of other ratios, products and roots on their parts.
-    """
-    match node:
-        case NoisyCell(index):
-            return not isinstance(sources[index], QuantileRef)
-        case Average() | FixedValue() | ChosenValue() | KeyValue():
-            return True
-        case ClampedTo(inner) | WindowSum(inner):
-            return _is_bounded_by_noise(inner, sources)
-        case FunctionCall("case", arguments):
-            chosen = (*arguments[1::2], *arguments[len(arguments) // 2 * 2 :])
-            return all(_is_bounded_by_noise(part, sources) for part in chosen)
-        case FunctionCall(name, arguments) if name in PASSING_FUNCTIONS:
-            return all(_is_bounded_by_noise(part, sources) for part in arguments)
-        case FunctionCall("mul", (one, other)) if not (cells_of(one) and cells_of(other)):
-            return _is_bounded_by_noise(one, sources) and _is_bounded_by_noise(other, sources)
-        case FunctionCall("div", (over, under)) if _counts_rows(under, sources):
-            return _is_bounded_by_noise(over, sources)
-        case _:
-            return _counts_rows(node, sources)
-
-
-def _counts_rows(node: Formula, sources: Sequence[CellRef | QuantileRef]) -> bool:
-    """Return True if a formula reads nothing but numbers of all rows of a group, whose size quotes assume."""
-    used = [sources[index] for index in cells_of(node)]
-    return all(isinstance(source, CellRef) and source.counts_rows for source in used)
 
 
 @dataclass(frozen=True, repr=False)

@@ -89,15 +89,28 @@ def _noisy_rows(context: Context, table: str, unit: str) -> float | None:
 
 def _within_limits(context: Context, relation: Relation, unit: str, rows: float | None) -> float | None:
     """Return a number of rows, but at most as many as the units may have in a relation."""
+    most, units = _most_of_unit(context, relation, unit), expected_units(context, relation, unit)
+    if most is None or units is None:
+        return rows
+    return min(units * most, math.inf if rows is None else rows)
+
+
+def _most_of_unit(context: Context, relation: Relation, unit: str) -> int | None:
+    """Return the most rows that a unit may have in a relation; None if they are not limited, or not known to be."""
     try:
         stability = at_largest_bounds(relation).stability(context, unit)
     except DitherError:
-        return rows
+        return None
     most = smallest(stability.max_rows, _groups_of_unit(context, relation))
-    units = expected_units(context, relation, unit)
-    if not stability.tracks_unit or most is None or units is None:
-        return rows
-    return min(units * most, math.inf if rows is None else rows)
+    return most if stability.tracks_unit else None
+
+
+def counts_units(context: Context, relation: Relation, unit: str) -> bool:
+    """Return True if `expected_rows` is a number of units: of each there is one row, of several in the tables."""
+    nodes = list(walk(relation))
+    several = any(isinstance(node, Scan) and _most_of_unit(context, node, unit) != 1 for node in nodes)
+    single = any(isinstance(node, Relation) and _most_of_unit(context, node, unit) == 1 for node in nodes)
+    return several and single and expected_units(context, relation, unit) is not None
 
 
 def _groups_of_unit(context: Context, relation: Relation) -> int | None:
@@ -110,6 +123,14 @@ def _groups_of_unit(context: Context, relation: Relation) -> int | None:
     domains = [key.domain(scope) for key in keys]
     listed = all(isinstance(domain, Number | Category | Boolean) for domain in domains)
     return math.prod(cardinality(domain) for domain in domains) if listed else None
+
+
+def drops_rows(relation: Relation) -> bool:
+    """Return True if conditions or inner joins may leave out rows that a size or the profile counted."""
+    return any(
+        isinstance(node, Filter | MarkJoin) or (isinstance(node, PublicJoin) and node.how != "left")
+        for node in walk(relation)
+    )
 
 
 def expected_units(context: Context, relation: Relation, unit: str) -> float | None:

@@ -8,22 +8,21 @@ from types import MappingProxyType
 
 from dither.loss import Loss
 from dither.plan.context import Context
-from dither.plan.relations.filter import Filter
-from dither.plan.relations.joins import PublicJoin
-from dither.plan.relations.mark_join import MarkJoin
-from dither.plan.traversal import unfilled_limits, walk
+from dither.plan.traversal import unfilled_limits
 from dither.post.display import html_table, loss_text, rough_number
 from dither.post.estimate.contribution import EstimatedBound
 from dither.post.estimate.explain import Expected, expected_errors, rows_text
+from dither.post.estimate.prediction import drops_rows
 from dither.post.estimate.profile import Profile
 from dither.post.query.batch import BatchPlan
 from dither.post.query.query_plan import ContributionSearch, QueryPlan, bound_name, bound_text, with_bounds
 from dither.post.query.request import default_bound, with_known_bounds
-from dither.post.query.typical_rows import size_error
+from dither.post.query.typical_rows import size_error, unit_error
 from dither.privacy.protocol import Measurement, UnitLoss
 
 PREDICTED_NOTE = "the expected errors follow from the dataset's profile; a rough one may put them off by a factor of 3"
 SIZE_NOTE = ", from the noisy size of the table"
+FEWER_LEFT = "; WHERE or a join may leave fewer, and errors are then larger"
 ROUGH_NOTE = "; a small table's is rough"
 EVERY_ROW_NOTE = "they are expected as if every row met the conditions and had a match; with fewer rows, sums err less"
 
@@ -100,11 +99,15 @@ def quote_assumptions(
     context: Context | None = None,
 ) -> tuple[str, ...]:
     """Return notes on what a quote assumes about the data; `predicted` has the bounds that a profile shows."""
-    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    source = f"{SIZE_NOTE} unless assumed_group_size= says otherwise{_size_error(batch, context)}"
+    fewer = FEWER_LEFT if any(column.filtered for column in columns) else ""
     return (
         *bound_assumptions(batch, predicted),
-        *(f"the errors of averages and ratios assume about {rows_text(size)} in each group{source}" for size in sizes),
+        *(
+            f"the errors of averages and ratios assume about {rows_text(size, counted)} in each group"
+            f"{_size_source(counted)} unless assumed_group_size= says otherwise{_size_error(counted, batch, context)}"
+            f"{fewer}"
+            for size, counted in _assumed_sizes(columns)
+        ),
     )
 
 
@@ -120,14 +123,30 @@ def bound_assumptions(batch: BatchPlan, predicted: Mapping[str, EstimatedBound])
     return (
         *dict.fromkeys(bounds),
         *([PREDICTED_NOTE] if predicted else []),
-        *([EVERY_ROW_NOTE] if predicted and any(_drops_rows(group.plan) for group in batch.groups) else []),
+        *(
+            [EVERY_ROW_NOTE]
+            if predicted and any(drops_rows(group.plan.question.relation) for group in batch.groups)
+            else []
+        ),
     )
 
 
-def _size_error(batch: BatchPlan | None, context: Context | None) -> str:
-    """Say how far the noisy size of a table may be off, if its noise is known."""
+def _assumed_sizes(columns: Sequence[Expected]) -> list[tuple[int, str]]:
+    """Return the sizes of groups that errors assume, each with what it counts: rows, or units with one row each."""
+    return sorted({(round(column.rows), column.counted) for column in columns if column.rows is not None})
+
+
+def _size_source(counted: str) -> str:
+    """Say where a size is from."""
+    return SIZE_NOTE if counted == "row" else f", from the noisy number of {counted}s"
+
+
+def _size_error(counted: str, batch: BatchPlan | None, context: Context | None) -> str:
+    """Say how far a noisy number of rows or units may be off, if its noise is known."""
     if batch is None or context is None or Profile.of(context.dataset) is not None:
         return ROUGH_NOTE
+    if counted != "row":
+        return f"; that number may be off by about {rough_number(unit_error(context))} {counted}s"
     plans = [group.plan for group in batch.groups]
     error = max((size_error(context, [plan.question.relation], plan.unit) for plan in plans), default=0.0)
     return f"; that size may be off by about {rough_number(error)} rows"
@@ -137,14 +156,11 @@ def size_notes(
     columns: Sequence[Expected], batch: BatchPlan | None = None, context: Context | None = None
 ) -> tuple[str, ...]:
     """Return notes on the numbers of rows that the expected errors of a statistic assume."""
-    sizes = sorted({round(column.rows) for column in columns if column.rows is not None})
-    source = f"{SIZE_NOTE}{_size_error(batch, context)}"
-    return tuple(f"errors that say so assume about {rows_text(size)}{source}" for size in sizes)
-
-
-def _drops_rows(plan: QueryPlan) -> bool:
-    """Return True if conditions or inner joins may leave out rows that the profile counted."""
-    return any(isinstance(node, Filter | PublicJoin | MarkJoin) for node in walk(plan.question.relation))
+    return tuple(
+        f"errors that say so assume about {rows_text(size, counted)}{_size_source(counted)}"
+        f"{_size_error(counted, batch, context)}"
+        for size, counted in _assumed_sizes(columns)
+    )
 
 
 def batch_errors(

@@ -7,15 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from dither.loss import ZCDP, Loss, Pure
+from dither.post.estimate.error_kinds import ErrorKind
 from dither.post.estimate.intervals import Estimate
 from dither.post.noise import Floats
 
 # An interval is wide if it is wider than this share of the estimate.
 WIDE = 0.5
-# A loss of more than this many times the loss that was spent is not worth suggesting.
-LARGEST_FACTOR = 50.0
+# A loss is suggested from this many times the loss that was spent up to so many times.
+LEAST_FACTOR, LARGEST_FACTOR = 1.3, 50.0
+# And only if the noise alone makes up this part of the interval, or clipping would keep it wide.
+NOISE_PART = 0.9
 
 QUANTILE_ADVICE = "; session.quantiles chooses the points themselves, and sums fewer noisy counts for their intervals"
+
+# What helps where the error depends on how values are spread, so that no loss can be named.
+SPREAD_ADVICE = "; a narrower range of the values, by CLAMP(x, low, high) or declared, helps most, and more loss"
+EXTREME_ADVICE = "; a quantile near the end, such as QUANTILE(x, 0.01) or QUANTILE(x, 0.99), is known better"
 
 
 def wide_notes(
@@ -26,12 +33,12 @@ def wide_notes(
     unit: str,
     *,
     one_row: bool = False,
-    quantile: bool = False,
+    kind: ErrorKind = "noise",
 ) -> tuple[str, ...]:
     """Return a note if a column has wide intervals; `noise_alone` has those that leave clipping out.
 
-    With `one_row` for each unit, a cap on rows is no remedy. A `quantile` of a whole table has a better way, which the
-    note names.
+    With `one_row` for each unit, a cap on rows is no remedy. A loss that would do is named where the error is of the
+    `kind` that noise decides, and falls as the loss grows; for others, what helps instead.
     """
     if np.asarray(found.value).dtype.kind not in "fiu":
         return ()
@@ -46,8 +53,9 @@ def wide_notes(
     if noise_share < 0.5:
         reason = _unknown_clipping(unit, float(np.median(noise_width)) / 2, one_row)
     else:
-        reason = _large_noise(f"so few {unit}s" if len(value) == 1 else "", factor, losses)
-    other = QUANTILE_ADVICE if quantile and len(value) == 1 else ""
+        few, by_loss = f"so few {unit}s" if len(value) == 1 else "", kind == "noise" and noise_share >= NOISE_PART
+        reason = _large_noise(few, factor, losses if by_loss else ()) + _other_advice(kind)
+    other = QUANTILE_ADVICE if kind == "quantile" and len(value) == 1 else ""
     where = f" in {int(wide.sum())} of {len(value)} rows" if len(value) > 1 else ""
     return (f"{name}: the interval is wider than half the value{where}, because {reason}{other}",)
 
@@ -64,12 +72,16 @@ def _unknown_clipping(unit: str, noise: float, one_row: bool) -> str:
 
 def _large_noise(few: str, factor: float, losses: Sequence[Loss]) -> str:
     """Explain an interval that noise makes wide by a factor; `few` names the units if there are no groups."""
-    near = np.isfinite(factor) and factor <= LARGEST_FACTOR
-    coarser = f"groups about {factor:.2g} times as large" if near else "coarser groups"
-    enough = _loss_that_would_do(factor, losses)
-    ways = [*([] if few else [coarser]), *([f"about {enough}"] if enough else [])]
+    near = len(losses) > 0 and np.isfinite(factor) and LEAST_FACTOR <= factor <= LARGEST_FACTOR
+    enough = _loss_that_would_do(factor, losses) if near else ""
+    ways = [*([] if few else [f"groups about {factor:.2g} times as large"]), *([f"about {enough}"] if enough else [])]
     remedy = f"; {' or '.join(ways)} would do for the typical one" if ways and near else ""
     return f"the noise is large for {few or 'groups this small'}" + (remedy or ("" if few else "; coarser groups help"))
+
+
+def _other_advice(kind: ErrorKind) -> str:
+    """Name what helps where the error does not follow from the noise alone."""
+    return {"spread": SPREAD_ADVICE, "extreme": EXTREME_ADVICE}.get(kind, "")
 
 
 def _width(found: Estimate) -> Floats:

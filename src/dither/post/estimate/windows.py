@@ -24,7 +24,7 @@ from dither.post.formulas import (
     evaluate,
 )
 from dither.post.noise import Floats, ScaledNoise, interval_half_width
-from dither.post.query.query_plan import QueryPlan, cell_substitution
+from dither.post.query.query_plan import CellRef, QuantileRef, QueryPlan, cell_substitution
 
 # Up to this many noises are added up exactly, and more are as good as normal.
 MAX_ADDED = 64
@@ -44,6 +44,12 @@ class Windows:
     columns: tuple[NoisyColumn, ...]
     sizes: NDArray[np.int64]
     added: tuple[tuple[int, int], ...]
+
+    @property
+    def sources(self) -> list[CellRef | QuantileRef]:
+        """The source of each column; a total of other rows has that of the column that it adds up."""
+        own = self.plan.sources
+        return [*own, *(own[index] for _, index in self.added)]
 
 
 def resolve_windows(

@@ -147,11 +147,6 @@ class QueryPlan:
     selected: frozenset[tuple[Scalar, ...]] | None = None
     clipped_to: str = ""
 
-    def is_quantile(self, node: formulas.Formula) -> bool:
-        """Return True if a formula is a quantile, and not a minimum or maximum."""
-        source = self.sources[node.index] if isinstance(node, formulas.NoisyCell) else None
-        return isinstance(source, QuantileRef) and isinstance(source.level, Fraction)
-
 
 @dataclass
 class PlanBuilder:

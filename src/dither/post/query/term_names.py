@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dither.plan import expressions as expr
 from dither.plan.expressions.core import Expr
 from dither.plan.measures.core import Measure
@@ -15,12 +17,21 @@ UNNAMED = "values"
 def summed_text(measure: Measure) -> str:
     """Name what a search adds up for each unit; `values` if its term is none of those that have a name."""
     grouped = [node for node in walk(measure) if isinstance(node, GroupBy) and node.aggregates]
+    keys = [key.value for key in measure.keys] if isinstance(measure, GroupedMeasure) else []
     # The innermost aggregates read the columns; a row of a unit with one row is measured without any.
-    if grouped:
-        terms = [each.value for each in grouped[-1].aggregates if each.value is not None]
-    else:
-        terms = [key.value for key in measure.keys] if isinstance(measure, GroupedMeasure) else []
-    return term_text(terms[0]) if len(terms) == 1 else UNNAMED
+    terms = [each.value for each in grouped[-1].aggregates if each.value is not None] if grouped else keys
+    text = term_text(terms[0]) if len(terms) == 1 else UNNAMED
+    return _product_text(text, keys) if grouped else text
+
+
+def _product_text(text: str, keys: Sequence[Expr]) -> str:
+    """Name a term of the rows of a subquery, whose columns add up what `text` names: these may be multiplied."""
+    match _factors(keys[0]) if len(keys) == 1 else ():
+        case (one, other):
+            kind = "squares" if one == other else "products"
+            return kind + text.removeprefix(UNNAMED) if text.startswith(UNNAMED) else kind
+        case _:
+            return text
 
 
 def term_text(term: Expr) -> str:

@@ -56,6 +56,11 @@ def size_error(context: Context, relations: Iterable[Relation], unit: str) -> fl
     return WITHIN * size_noise(context) * rows
 
 
+def unit_error(context: Context) -> float:
+    """Return about how far the noisy number of units may be off, 19 times of 20."""
+    return WITHIN * size_noise(context)
+
+
 def size_noise(context: Context) -> float:
     """Return about the scale of the noise in the number of units; that in rows is SIZE_ROWS times as large."""
     private = sum(table.private for table in context.dataset.tables.values())

@@ -12,7 +12,6 @@ from dither.errors import InvalidParameter
 from dither.post.display import loss_text
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
-from dither.post.query.spend import Spend
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import ModelColumn, Scaling, Standard, read_columns, read_frame
 from dither.post.statistics.linear import (
@@ -20,6 +19,7 @@ from dither.post.statistics.linear import (
     moment_plan,
     moment_statistic,
     plan_notes,
+    private_remedy,
     reach_notes,
     table_rows,
     typical_reading,
@@ -185,7 +185,7 @@ def build_components(plan: MomentPlan, released: Released, count: int, correlati
     unit = "standard deviations" if correlation else "raw units"
     summary = (
         f"principal components of {len(names)} columns in {unit}, about {moments.count:,.0f} weighted rows",
-        *hidden_lines(lost, turned, plan.settings.spend),
+        *hidden_lines(lost, turned, plan),
     )
     notes = [*plan_notes(plan), *reach_notes(plan, scaling), "intervals include the noise, not sampling error"]
     notes += ["variance and share are unknown: noise hides them"] if lost else []
@@ -205,13 +205,13 @@ def too_close(found: Spectrum, moments: Moments, confidence: float) -> np.ndarra
     return np.asarray(np.append(close, False) | np.append(False, close))
 
 
-def hidden_lines(lost: Sequence[str], turned: np.ndarray, spend: Spend) -> list[str]:
+def hidden_lines(lost: Sequence[str], turned: np.ndarray, plan: MomentPlan) -> list[str]:
     """Say which variances or directions noise hides."""
-    loss = loss_text([spend.loss])
     if lost:
+        loss, ways = loss_text([plan.settings.spend.loss]), private_remedy(plan.design)
         return [
             f"too few data for {loss}: noise hides whether values of {', '.join(lost)} differ at all, so variances and "
-            "the components are unknown; spend more, or narrow the declared bounds"
+            f"the components are unknown; {ways}spend more, or narrow the declared bounds"
         ]
     places = [f"PC{number + 1}" for number in np.flatnonzero(turned)]
     if not places:

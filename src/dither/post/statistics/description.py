@@ -124,7 +124,10 @@ def hidden_notes(figures: Sequence[Figures]) -> list[str]:
     hidden = [own.name for own in figures if np.isnan(own.deviation[0])]
     if not hidden:
         return []
-    return [f"std is unknown for {', '.join(hidden)}: noise hides it; spend more, or narrow the declared range"]
+    alone = f"ask for AVG({hidden[0]}) or STDDEV({hidden[0]}) alone, which spends everything on it"
+    return [
+        f"std is unknown for {', '.join(hidden)}: noise hides it; spend more, narrow the declared range, or {alone}"
+    ]
 
 
 def read_figures(

@@ -15,7 +15,6 @@ from dither.post.display import loss_text
 from dither.post.estimate.answer import AnswerColumn
 from dither.post.estimate.explain import Expected, unknown_error
 from dither.post.noise import Floats
-from dither.post.query.spend import Spend
 from dither.post.statistics.contrasts import ContrastIntervals, contrast_intervals
 from dither.post.statistics.core import Statistic
 from dither.post.statistics.design import (
@@ -290,7 +289,7 @@ def build_model(plan: MomentPlan, released: Released, alpha: float, population: 
     which = "1 column" if len(features) == 1 else f"{len(features)} columns"
     summary = (
         f"linear regression of {whole} on {which}, about {moments.count:,.0f} weighted rows; {share_text(fit.share)}",
-        *hidden_lines(names, raw, plan.settings.spend),
+        *hidden_lines(names, raw, plan),
     )
     notes = [*plan_notes(plan), interval_note(population), *ridge_notes(fit, alpha), *reach_notes(plan, scaling)]
     fields = result_fields(released.measurements, f"regress {outcome.name}", columns, summary, notes)
@@ -315,14 +314,21 @@ def share_text(share: tuple[float, float, float]) -> str:
     return f"R² at least {low:.3f}" if high >= 1 else f"R² {value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def hidden_lines(names: Sequence[str], raw: ContrastIntervals, spend: Spend) -> list[str]:
-    """Say which coefficients the data are too few for."""
+def hidden_lines(names: Sequence[str], raw: ContrastIntervals, plan: MomentPlan) -> list[str]:
+    """Say which coefficients the data are too few for, and what would help."""
     hidden = [name for name, is_hidden in zip(names, raw.hidden, strict=True) if is_hidden]
     if not hidden:
         return []
     which = "all coefficients" if len(hidden) == len(names) else ", ".join(hidden)
-    loss = loss_text([spend.loss])
-    return [f"too few data for {loss}: noise hides {which}; spend more, use fewer columns, or narrow their bounds"]
+    loss, ways = loss_text([plan.settings.spend.loss]), private_remedy(plan.design)
+    return [
+        f"too few data for {loss}: noise hides {which}; {ways}spend more, use fewer columns, or narrow their bounds"
+    ]
+
+
+def private_remedy(design: Design) -> str:
+    """Name private ranges as what helps first, where numbers have their declared ranges."""
+    return 'ask with standardize="private", ' if design.standard == "declared" and design.numbers else ""
 
 
 def ridge_notes(fit: LinearFit, alpha: float) -> list[str]:
