@@ -47,7 +47,7 @@ def keys_of(grid: ValueGrid, domain: Number, steps: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("domain", RANGES, ids=str)
-@pytest.mark.parametrize("most", [64, 1000, 4096])
+@pytest.mark.parametrize("most", [48, 64, 1000, 4096])
 @pytest.mark.parametrize("merged", [1, 16])
 def test_keys_are_the_cells_also_at_borders_and_ends(domain: Number, most: int, merged: int) -> None:
     grid = make_grid(domain, most).coarser(merged)
@@ -63,12 +63,30 @@ def test_keys_are_the_cells_also_at_borders_and_ends(domain: Number, most: int, 
 
 @pytest.mark.parametrize("domain", RANGES, ids=str)
 def test_cells_cover_the_range_and_are_at_most_twice_as_wide_as_equal_ones(domain: Number) -> None:
-    for most in (64, 1000, 4096):
+    for most in (256, 1000, 4096):
         grid, equal = make_grid(domain, most), make_equal_grid(domain, most)
         lows, highs = grid.low_ends(), grid.high_ends()
         assert grid.size <= most and lows[0] == domain.lo and highs[-1] == domain.hi
         assert np.allclose(lows[1:] - highs[:-1], float(domain.step)) and np.all(highs >= lows)
         assert np.max(highs - lows) <= 2 * np.max(equal.high_ends() - equal.low_ends()) + float(domain.step)
+
+
+@pytest.mark.parametrize("most", [2, 3, 7, 24, 48, 64, 128])
+@pytest.mark.parametrize("domain", RANGES, ids=str)
+def test_few_cells_cover_the_range(domain: Number, most: int) -> None:
+    grid = make_grid(domain, most)
+    lows, highs = grid.low_ends(), grid.high_ends()
+    assert grid.size <= most and lows[0] == domain.lo and highs[-1] == domain.hi
+    assert np.allclose(lows[1:] - highs[:-1], float(domain.step)) and np.all(highs >= lows)
+
+
+def test_few_cells_are_narrow_near_zero_too() -> None:
+    """The named bug: 64 cells from -1,000 to 100,000 were equal ones of 1,579, with all delays of flights in one."""
+    for most in (48, 64, 96, 128):
+        grid = make_grid(declared(-1_000, 100_000), most)
+        widths = grid.high_ends() - grid.low_ends() + 1
+        for value, widest in ((-5, 4), (0, 1), (30, 16), (-60, 16)):
+            assert widths[np.searchsorted(grid.low_ends(), value, side="right") - 1] <= widest
 
 
 def test_values_get_a_cell_each_where_they_fit() -> None:
@@ -101,3 +119,4 @@ def test_moments_have_equal_bins_since_their_zero_means_nothing() -> None:
     bins = make_equal_bins(declared(0, 1_000_000_000))
     assert len(np.unique((bins.high - bins.low)[:-1])) == 1 and len(bins.low) <= 256
     assert len(make_equal_bins(declared(0, 400)).low) == 401
+    assert len(make_equal_bins(declared(0, 400), 48).low) <= 48

@@ -17,12 +17,13 @@ from dither.post.noise import Floats
 from dither.post.query.value_grid import ValueGrid, cell_key, make_equal_grid, make_grid
 from dither.schema import Moment, Number
 
-# A range of at most this many values has a bin for each of them. A wider one has at least so many bins.
+# A range of at most this many values has a bin for each of them. A wider one has at least so many bins. There are fewer
+# of either where noise hides units with many rows.
 MAX_SINGLE_VALUE_BINS, FEWEST_BINS = 512, 256
 # Groups of at least so many rows have more bins: noise then hides about as many rows as a bin has.
 MORE_BINS = ((150_000, 4096), (15_000, 2048), (4_000, 1024), (2_500, 512))
 # With fewer rows than these for each that noise hides, there are fewer bins, since each adds its noise to their sums.
-NOISY_BINS, FEWEST_NOISY_BINS = ((1_000, 256), (200, 128)), 64
+NOISY_BINS, FEWEST_NOISY_BINS = ((1_000, 256), (200, 128), (100, 64)), 48
 # Where a range depends on a bound still to be chosen, the width of a bin is its distance from zero divided by this.
 GROWING_FRACTION = 16
 
@@ -75,20 +76,20 @@ def bins_for(rows: float) -> int:
 def noisy_bins_for(rows: float) -> int:
     """Return the most bins for groups of so many rows, counted in the noise of one bin.
 
-    >>> noisy_bins_for(100), noisy_bins_for(500), noisy_bins_for(5_000)
-    (64, 128, 1024)
+    >>> noisy_bins_for(20), noisy_bins_for(100), noisy_bins_for(500), noisy_bins_for(5_000)
+    (48, 64, 128, 1024)
     """
     return next((bins for least, bins in (*MORE_BINS, *NOISY_BINS) if rows >= least), FEWEST_NOISY_BINS)
 
 
 def make_bins(domain: object, most: int) -> Bins:
     """Make a bin for each value of a small range, else at most so many bins, which are narrower near zero."""
-    return _single_values(domain) or _grid_bins(make_grid(domain, most))
+    return _single_values(domain, most) or _grid_bins(make_grid(domain, most))
 
 
-def make_equal_bins(domain: object) -> Bins:
+def make_equal_bins(domain: object, most: int = FEWEST_BINS) -> Bins:
     """Make a bin for each value of a small range, else equal bins: for moments, whose zero means nothing."""
-    return _single_values(domain) or _grid_bins(make_equal_grid(domain, FEWEST_BINS))
+    return _single_values(domain, most) or _grid_bins(make_equal_grid(domain, min(most, FEWEST_BINS)))
 
 
 def make_growing_bins(domain: object) -> Bins:
@@ -102,9 +103,9 @@ def make_growing_bins(domain: object) -> Bins:
     return Bins(low, high, tuple(start * number.step for start in starts[1:] or [last + 1]))
 
 
-def _single_values(domain: object) -> Bins | None:
-    """Make a bin for each value of a range, if there are few."""
-    grid = make_equal_grid(check_ranked(domain), MAX_SINGLE_VALUE_BINS)
+def _single_values(domain: object, most: int) -> Bins | None:
+    """Make a bin for each value of a range, if there are few; at most `most` where that is few because of noise."""
+    grid = make_equal_grid(check_ranked(domain), MAX_SINGLE_VALUE_BINS if most >= FEWEST_BINS else most)
     return _grid_bins(grid) if grid.pieces[0].width == 1 else None
 
 

@@ -588,7 +588,7 @@ class Planner(SpanBounds):
         if varies:
             bins = make_growing_bins(domain)
         else:
-            bins = make_equal_bins(domain) if is_moment else make_bins(domain, self.bin_count(question, keys))
+            bins = (make_equal_bins if is_moment else make_bins)(domain, self.bin_count(question, keys))
         return Count(relation, (*keys, GroupKey("bin", bins.key(binned)))), bins
 
 

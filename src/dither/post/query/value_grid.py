@@ -19,7 +19,8 @@ from dither.plan.expressions.core import Expr
 from dither.post.noise import Floats
 from dither.schema import Number
 
-# Cells stop growing at this many times the width of equal ones, so that about half of all cells lie near zero.
+# Cells stop growing at this many times the width of equal ones, so that about half of all cells lie near zero. With too
+# few cells for that, the widest become wider, since equal ones would then hold all that occurs in one or two.
 WIDEST = 2
 # Each width is so many times the one before, and there are at most so many: every width is a part of an expression.
 GROWTH, MOST_WIDTHS = 4, 20
@@ -85,14 +86,29 @@ def make_grid(domain: object, most: int) -> ValueGrid:
     known = check_number(domain)
     first, last = bounds_of(known)
     equal = -(-(last - first + 1) // most)
-    if equal == 1 or _count_cells(first, last, 1, WIDEST * equal) > most:
+    if equal == 1 or last - first + 1 <= WIDEST * equal:
         return make_equal_grid(domain, most)
-    fineness = _most_that(lambda tried: _count_cells(first, last, tried, WIDEST * equal) <= most, 1, most)
+    finest, widest = _ends_of_widths(first, last, equal, most)
+    fineness = _most_that(lambda tried: _count_cells(first, last, tried, finest, widest) <= most, 1, most)
     # Cells that are left over make the widest ones narrower.
     saved = _most_that(
-        lambda tried: _count_cells(first, last, fineness, WIDEST * equal - tried) <= most, 0, (WIDEST - 1) * equal
+        lambda tried: _count_cells(first, last, fineness, finest, widest - tried) <= most, 0, widest - equal
     )
-    return _grid(known, _growing_pieces(first, last, fineness, WIDEST * equal - saved))
+    return _grid(known, _growing_pieces(first, last, fineness, finest, widest - saved))
+
+
+def _ends_of_widths(first: int, last: int, equal: int, most: int) -> tuple[int, int]:
+    """Return the least widths of the finest and the widest cells, of which a grid has at most `most`.
+
+    The widest ones grow first, up to the whole range: what lies near zero is more likely than what lies far off.
+    """
+    finest, widest = 1, WIDEST * equal
+    while _count_cells(first, last, 1, finest, widest) > most:
+        if widest <= last - first:
+            widest = min(WIDEST * widest, last - first + 1)
+        else:
+            finest, widest = GROWTH * finest, WIDEST * equal
+    return finest, widest
 
 
 def make_equal_grid(domain: object, most: int) -> ValueGrid:
@@ -122,23 +138,25 @@ def _most_that(holds: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _count_cells(first: int, last: int, fineness: int, widest: int) -> int:
-    return sum(piece.cells for piece in _growing_pieces(first, last, fineness, widest))
+def _count_cells(first: int, last: int, fineness: int, finest: int, widest: int) -> int:
+    return sum(piece.cells for piece in _growing_pieces(first, last, fineness, finest, widest))
 
 
-def _growing_pieces(first: int, last: int, fineness: int, widest: int) -> tuple[Piece, ...]:
+def _growing_pieces(first: int, last: int, fineness: int, finest: int, widest: int) -> tuple[Piece, ...]:
     """Divide a range into pieces whose cells are at most as wide as their distance from zero over `fineness`.
 
-    Widths are 1, 4, 16 and so on, unless the range is too wide to begin with 1, and end with `widest`.
+    Widths are `finest`, 4 and 16 times that and so on, unless the range is too wide to begin so, and end with `widest`.
     """
-    below = _side_of_zero(max(0, -last - 1), -first - 1, fineness, widest)  # the values -1, -2, ... as 0, 1, ...
+    below = _side_of_zero(
+        max(0, -last - 1), -first - 1, fineness, finest, widest
+    )  # the values -1, -2, ... as 0, 1, ...
     mirrored = [Piece(-(piece.start + piece.width * piece.cells), piece.width, piece.cells) for piece in below[::-1]]
-    return (*mirrored, *_side_of_zero(max(0, first), last, fineness, widest))
+    return (*mirrored, *_side_of_zero(max(0, first), last, fineness, finest, widest))
 
 
-def _side_of_zero(first: int, last: int, fineness: int, widest: int) -> list[Piece]:
+def _side_of_zero(first: int, last: int, fineness: int, finest: int, widest: int) -> list[Piece]:
     """Divide the values from `first` to `last`, which are not negative."""
-    width, start, pieces = max(1, widest // GROWTH**MOST_WIDTHS), first, list[Piece]()
+    width, start, pieces = min(widest, max(finest, widest // GROWTH**MOST_WIDTHS)), first, list[Piece]()
     while start <= last:
         following = min(GROWTH * width, widest)
         end = last + 1 if width == widest else min(fineness * following, last + 1)
