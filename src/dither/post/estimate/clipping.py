@@ -170,10 +170,11 @@ def two_errors_note(name: str, clipping: Clipping, confidence: float, half_width
     """Tell noise and clipping apart for a column: medians over its groups."""
     defined = [~np.isnan(part) for part in (clipping.noise, clipping.estimate, clipping.most, half_width)]
     rows = np.logical_and.reduce(np.broadcast_arrays(*defined))
-    noise, estimate, most, half = (
-        float(np.median(np.broadcast_to(part, rows.shape)[rows])) if rows.any() else math.inf
-        for part in (clipping.noise, clipping.estimate, clipping.most, half_width)
-    )
+    with np.errstate(over="ignore"):  # the median of two huge numbers adds them up
+        noise, estimate, most, half = (
+            float(np.median(np.broadcast_to(part, rows.shape)[rows])) if rows.any() else math.inf
+            for part in (clipping.noise, clipping.estimate, clipping.most, half_width)
+        )
     if not math.isfinite(most):
         return f"{name}: {UNKNOWN_SHARE}"
     return (
