@@ -35,19 +35,19 @@ budgets:
 """
 OPTIONS = [{"consistent": True}, {"nonnegative": True}, {"whole": True, "nonnegative": True}]
 HUBS = "abcdefghijklmnopqrstuvwxyz"
-REDRAWS = 30
-# A right interval of 95% falls short of so many redraws by chance with this probability, in each cell and option.
+REDRAWS = 60
+# A right interval of 95% falls short of so many redraws by chance with this probability at most, in each of four cells.
 ALARM = 1e-6
 
 
 @pytest.fixture(scope="module")
 def trips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, Path]:
-    """3,000 planes with up to 600 trips: 95% of those of planes with over 100 start at one hub, 35% of the others."""
+    """3,000 planes with up to 600 trips: those of planes with over 100 start at one hub, and 20% of the others."""
     folder = tmp_path_factory.mktemp("trips")
     random = np.random.default_rng(8)
     trips = np.minimum(random.pareto(1.0, 3_000) * 20 + 1, 600).astype(int)
     planes = np.repeat(np.arange(3_000), trips)
-    first = random.random(len(planes)) < np.where(trips[planes] > 100, 0.95, 0.35)
+    first = random.random(len(planes)) < np.where(trips[planes] > 100, 1.0, 0.2)
     hubs = np.where(first, 0, random.integers(1, len(HUBS), len(planes)))
     data = {"plane": planes, "hub": np.array(list(HUBS))[hubs], "day": random.choice(["x", "y"], len(planes))}
     columns = ", ".join(f"UNNEST($values['{name}']) AS {name}" for name in data)
@@ -67,22 +67,17 @@ def truths(where: Path, table: ContingencyTable, keys: tuple[str, ...]) -> np.nd
 
 
 @pytest.mark.tier("test")
-@pytest.mark.parametrize("margins", [None, "all"])
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-1]])
-def test_fitted_intervals_of_clipped_cells_hold(
-    trips: tuple[Session, Path], options: dict[str, bool], margins: str | None
-) -> None:
+def test_fitted_intervals_of_clipped_cells_hold(trips: tuple[Session, Path], options: dict[str, bool]) -> None:
+    """The cells of the first hub lack most: with intervals of the noise's mean width, they held about 29 of 60 times."""
     session, where = trips
-    held: dict[tuple[str, ...], list[np.ndarray]] = {}
-    exact: dict[tuple[str, ...], np.ndarray] = {}
+    held, exact = np.zeros(2), None
     for repeat in range(REDRAWS):
-        table = session.table("trips", ["hub", "day"], margins=margins, epsilon=1, repeat=repeat, **options)  # type: ignore[arg-type]
-        for keys, answer in table.margins.items():
-            found = answer.columns[-1].estimate
-            exact[keys] = truths(where, table, keys) if keys not in exact else exact[keys]
-            held.setdefault(keys, []).append((found.low <= exact[keys]) & (exact[keys] <= found.high))
-    for keys, each in held.items():
-        assert np.min(np.sum(each, axis=0)) >= binom.ppf(ALARM, REDRAWS, 0.95), keys
+        table = session.table("trips", ["hub", "day"], epsilon=1, repeat=repeat, **options)  # type: ignore[arg-type]
+        exact = truths(where, table, ("hub", "day"))[:2] if exact is None else exact
+        found = table["n"].estimate
+        held += (found.low[:2] <= exact) & (exact <= found.high[:2])
+    assert held.min() >= binom.ppf(ALARM, REDRAWS, 0.95)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
