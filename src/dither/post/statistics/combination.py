@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from dither.errors import InvalidParameter
 from dither.plan.expressions.core import Expr
 from dither.plan.relations.core import Relation
@@ -20,8 +18,9 @@ from dither.post.estimate.answer import Answer, AnswerColumn
 from dither.post.formulas import KeyValue, NoisyCell
 from dither.post.query.query_plan import QueryPlan
 from dither.post.query.question import AggregateCall
-from dither.post.statistics.consistency import AgreedTable, Margin, agree
+from dither.post.statistics.consistency import Margin, agree
 from dither.post.statistics.contingency import ContingencyTable, normal_factor
+from dither.post.statistics.fitted import FittedTable, margin_of
 
 MOST_CELLS = 2_000_000
 COMBINED_NOTE = "combined with {others} by least squares, at no cost; the measurements stay as they were"
@@ -109,31 +108,18 @@ def fitted_columns(
     if prod(sizes.values()) > MOST_CELLS:
         raise InvalidParameter(f"together the keys have {prod(sizes.values()):,} combinations; combine fewer answers")
     names = {key: f"key {index}" for index, key in enumerate(sizes)}
-    distinct = {column.source: column for column in own}
-    margins = [margin_of(answers, column, names) for column in distinct.values()]
-    table = agree({names[key]: size for key, size in sizes.items()}, margins)
-    factor = normal_factor(True, answers[own[0].answer].confidence)
+    named = {names[key]: size for key, size in sizes.items()}
+    confidence = answers[own[0].answer].confidence
+
+    def measured(column: MeasuredColumn) -> Margin:
+        shown = answers[column.answer].columns[column.column]
+        return margin_of(shown, tuple(names[key] for key in column.keys), named, answers[column.answer].confidence)
+
+    margins = [measured(column) for column in {column.source: column for column in own}.values()]
+    fitted = FittedTable(agree(named, margins), margins, normal_factor(True, confidence), confidence)
     for column in own:
-        yield column, fitted_column(answers[column.answer].columns[column.column], table, column, names, factor)
-
-
-def margin_of(answers: Sequence[Answer], column: MeasuredColumn, names: dict[Expr, str]) -> Margin:
-    """Return a column as a margin of the table of all keys."""
-    found = answers[column.answer].columns[column.column].estimate
-    values = np.asarray(found.value, float).reshape(column.sizes)
-    return Margin(tuple(names[key] for key in column.keys), values, float(np.mean(found.std_error**2)))
-
-
-def fitted_column(
-    shown: AnswerColumn, table: AgreedTable, column: MeasuredColumn, names: dict[Expr, str], factor: float
-) -> AnswerColumn:
-    """Return a column with the fitted values of its margin and their intervals."""
-    keys = [names[key] for key in column.keys]
-    in_table_order = [key for key in table.keys if key in keys]
-    cells = np.transpose(table.margin(keys), [in_table_order.index(key) for key in keys]).ravel()
-    std = np.full(len(cells), float(np.sqrt(table.variance(keys))))
-    fitted = replace(shown.estimate, value=cells, std_error=std, low=cells - factor * std, high=cells + factor * std)
-    return replace(shown, estimate=fitted)
+        shown = answers[column.answer].columns[column.column]
+        yield column, fitted.column(shown, [names[key] for key in column.keys])
 
 
 def with_column(answer: Answer, position: int, column: AnswerColumn, others: int) -> Answer:

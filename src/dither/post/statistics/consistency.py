@@ -8,7 +8,7 @@ margin over the keys m has the eigenvalue (number of cells that it adds up) if T
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from math import prod
 
@@ -22,20 +22,31 @@ LEAST_VARIANCE = 1e-18
 
 @dataclass(frozen=True)
 class Margin:
-    """Noisy sums of a table's cells over all keys but `keys`: an array with an axis for each, and its variance."""
+    """Noisy sums of a table's cells over all keys but `keys`: an array with an axis for each, and its variance.
+
+    Where the variance also allows for what clipping removed, `noise` is that of the noise alone, and the exact values
+    may lie `below` and `above` by these amounts besides.
+    """
 
     keys: tuple[str, ...]
     values: Floats
     variance: float
+    noise: float | None = None
+    below: Floats | None = None
+    above: Floats | None = None
 
 
 @dataclass(frozen=True)
 class AgreedTable:
-    """The least-squares estimate of a table's cells; `precisions` has that of each interaction of keys."""
+    """The least-squares estimate of a table's cells; `precisions` has that of each interaction of keys.
+
+    `noise_precisions` are those of the noise alone, where margins have other errors, too.
+    """
 
     sizes: Mapping[str, int]
     cells: Floats
     precisions: Mapping[tuple[str, ...], float]
+    noise_precisions: Mapping[tuple[str, ...], float] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -49,13 +60,20 @@ class AgreedTable:
 
     def variance(self, keys: Sequence[str]) -> float:
         """Return the variance of a cell of a margin; infinite if no measurement determines it."""
+        return self._variance(keys, self.precisions)
+
+    def noise_variance(self, keys: Sequence[str]) -> float:
+        """Return the variance of a cell of a margin from noise alone."""
+        return self._variance(keys, self.noise_precisions)
+
+    def _variance(self, keys: Sequence[str], precisions: Mapping[tuple[str, ...], float]) -> float:
         own = [key for key in self.keys if key in keys]
         added = prod(size for key, size in self.sizes.items() if key not in keys)
         total = 0.0
         for subset in subsets(own):
             share = prod(1 - 1 / self.sizes[k] if k in subset else 1 / self.sizes[k] for k in own)
             if share:
-                total += added * share / self.precisions[subset] if self.precisions[subset] else np.inf
+                total += added * share / precisions[subset] if precisions[subset] else np.inf
         return total
 
 
@@ -71,14 +89,44 @@ def agree(sizes: Mapping[str, int], margins: Sequence[Margin]) -> AgreedTable:
     """
     keys, shape = tuple(sizes), tuple(sizes.values())
     precisions = dict.fromkeys(subsets(keys), 0.0)
+    noises = dict.fromkeys(subsets(keys), 0.0)
     weighted = np.zeros(shape)
     for margin in margins:
         weight = 1 / max(margin.variance, LEAST_VARIANCE)
         added = prod(size for key, size in sizes.items() if key not in margin.keys)
         for subset in subsets([key for key in keys if key in margin.keys]):
             precisions[subset] += added * weight
+            noises[subset] += added * weight * (1.0 if margin.noise is None else weight * margin.noise)
         weighted = weighted + weight * spread(margin, keys)
-    return AgreedTable(dict(sizes), _solve(weighted, keys, precisions), precisions)
+    by_noise = {subset: own**2 / noises[subset] if noises[subset] else np.inf for subset, own in precisions.items()}
+    by_noise |= {subset: 0.0 for subset, own in precisions.items() if not own}
+    return AgreedTable(dict(sizes), _solve(weighted, keys, precisions), precisions, by_noise)
+
+
+def clipping_errors(
+    sizes: Mapping[str, int], margins: Sequence[Margin]
+) -> dict[tuple[str, ...], tuple[Floats, Floats]]:
+    """Return how far below and above the fitted cells the truth may be for what clipping removed, by their keys.
+
+    The cells of one margin err together, in proportion to what each may lack; different margins err by themselves, as
+    their bounds differ.
+    """
+    errors = {frozenset(each.keys): (np.asarray(0.0), np.asarray(0.0)) for each in margins}
+    for chosen in margins:
+        if chosen.below is None or chosen.above is None:
+            continue
+        less, more = (_response(sizes, margins, chosen, part) for part in (chosen.below, chosen.above))
+        for keys, (below, above) in errors.items():
+            down, up = less.margin(list(keys)), more.margin(list(keys))
+            errors[keys] = np.hypot(below, np.maximum(down, -up)), np.hypot(above, np.maximum(up, -down))
+    return {tuple(key for key in sizes if key in keys): found for keys, found in errors.items()}
+
+
+def _response(sizes: Mapping[str, int], margins: Sequence[Margin], chosen: Margin, shift: Floats) -> AgreedTable:
+    """Return by how much a fit moves if one of its margins moves by a shift."""
+    return agree(
+        sizes, [replace(each, values=shift if each is chosen else np.zeros_like(each.values)) for each in margins]
+    )
 
 
 def spread(margin: Margin, keys: Sequence[str]) -> Floats:
@@ -123,7 +171,7 @@ def without_negatives(table: AgreedTable, margins: Sequence[Margin]) -> AgreedTa
         faster = (1 + np.sqrt(1 + 4 * pace**2)) / 2
         ahead = latest + (pace - 1) / faster * (latest - cells)
         cells, pace = latest, faster
-    return AgreedTable(table.sizes, cells, table.precisions)
+    return replace(table, cells=cells)
 
 
 def project_to_simplex(cells: Floats, total: float) -> Floats:
@@ -138,4 +186,4 @@ def with_whole_numbers(table: AgreedTable) -> AgreedTable:
     """Round the cells so that every sum of consecutive ones is within 1 of what it was, and of the first ones 1/2."""
     sums = np.round(np.cumsum(table.cells.ravel()))
     cells: Floats = np.asarray(np.diff(sums, prepend=0.0), np.float64).reshape(table.cells.shape)
-    return AgreedTable(table.sizes, cells, table.precisions)
+    return replace(table, cells=cells)

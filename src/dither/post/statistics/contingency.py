@@ -9,21 +9,21 @@ from typing import Literal
 import numpy as np
 
 from dither.errors import InvalidParameter, Unsupported
-from dither.post.estimate.answer import Answer, AnswerColumn
+from dither.post.estimate.answer import Answer
 from dither.post.estimate.explain import Expected
 from dither.post.estimate.quantiles import interval_factor
 from dither.post.formulas import NoisyCell
-from dither.post.noise import Floats, ScaledNoise
+from dither.post.noise import ScaledNoise
 from dither.post.query.query_plan import CellRef, QueryPlan
 from dither.post.statistics.consistency import (
     AgreedTable,
-    Margin,
     agree,
     subsets,
     with_whole_numbers,
     without_negatives,
 )
 from dither.post.statistics.core import Measurements, Part, Statistic, expected_noise
+from dither.post.statistics.fitted import FittedTable, margin_of
 from dither.post.statistics.result import Result
 from dither.post.statistics.source_rows import SourceRows
 from dither.privacy.protocol import Measurement
@@ -134,40 +134,37 @@ def build_table(measured: Measurements, wanted: TableRequest) -> ContingencyTabl
         margin: part.answer(measured.settings, measured.releases)
         for margin, part in zip(wanted.margins, measured.parts, strict=True)
     }
-    agreed = fit_margins(raw, wanted) if wanted.fitted else None
     laplace = any(part.noise().kind == "laplace" for part in measured.parts)
-    factor = normal_factor(laplace, measured.settings.confidence)
-    shown = raw if agreed is None else {m: with_fitted(raw[m], agreed, m, factor, wanted) for m in wanted.margins}
+    fitted = fit_margins(raw, wanted, laplace, measured.settings.confidence) if wanted.fitted else None
+    shown = {m: with_fitted(raw[m], fitted, m, whole=wanted.whole) if fitted else raw[m] for m in wanted.margins}
     first = shown[wanted.margins[0]]
     notes = (
         *dict.fromkeys(note for answer in raw.values() for note in answer.notes),
-        *((AGREE_NOTE,) if agreed else ()),
+        *((AGREE_NOTE,) if fitted else ()),
     )
     return ContingencyTable(
         query=first.query, columns=first.columns, keys=first.keys, confidence=first.confidence, loss=first.loss,
-        releases=measured.releases, bounds=first.bounds, notes=notes, margins=shown, raw=raw, agreed=agreed,
+        releases=measured.releases, bounds=first.bounds, notes=notes, margins=shown, raw=raw,
+        agreed=fitted.table if fitted else None,
     )  # fmt: skip
 
 
-def fit_margins(raw: Mapping[tuple[str, ...], Answer], wanted: TableRequest) -> AgreedTable:
+def fit_margins(
+    raw: Mapping[tuple[str, ...], Answer], wanted: TableRequest, laplace: bool, confidence: float
+) -> FittedTable:
     """Fit one table to all margins, and make it non-negative and whole if that is wanted."""
     sizes: dict[str, int] = {}
     for margin, answer in raw.items():
         for position, key in enumerate(margin):
             sizes[key] = len(answer.keys.column(position).unique())
     sizes = {key: sizes[key] for key in wanted.keys if key in sizes}
-    margins = [margin_of(margin, answer, sizes) for margin, answer in raw.items()]
+    margins = [margin_of(answer.columns[-1], margin, sizes, confidence) for margin, answer in raw.items()]
     table = agree(sizes, margins)
     if wanted.nonnegative:
         table = without_negatives(table, margins)
-    return with_whole_numbers(table) if wanted.whole else table
-
-
-def margin_of(keys: tuple[str, ...], answer: Answer, sizes: Mapping[str, int]) -> Margin:
-    """Return an answer as a margin, with the mean variance of its cells."""
-    estimate = answer.columns[-1].estimate
-    shape = tuple(sizes[key] for key in keys)
-    return Margin(keys, np.asarray(estimate.value, float).reshape(shape), float(np.mean(estimate.std_error**2)))
+    table = with_whole_numbers(table) if wanted.whole else table
+    least = 0.0 if wanted.nonnegative else -np.inf
+    return FittedTable(table, margins, normal_factor(laplace, confidence), confidence, least)
 
 
 def normal_factor(laplace: bool, confidence: float) -> float:
@@ -176,21 +173,10 @@ def normal_factor(laplace: bool, confidence: float) -> float:
     return float(interval_factor(np.array([1.0]), noise, confidence)[0])
 
 
-def with_fitted(
-    answer: Answer, table: AgreedTable, keys: tuple[str, ...], factor: float, wanted: TableRequest
-) -> Answer:
+def with_fitted(answer: Answer, fitted: FittedTable, keys: tuple[str, ...], *, whole: bool) -> Answer:
     """Return an answer with the fitted values of its margin, and their intervals."""
-    value, std = table.margin(keys).ravel(), np.sqrt(table.variance(keys))
-    errors = np.full(len(value), std)
-    least = 0.0 if wanted.nonnegative else -np.inf
-    low, high = (clip_below(value + side * factor * errors, least) for side in (-1, 1))
-    if wanted.whole:
-        low, high = np.ceil(low), np.floor(high)
-    column: AnswerColumn = answer.columns[-1]
-    fitted = replace(column.estimate, value=value, std_error=errors, low=low, high=high)
-    return replace(answer, columns=(*answer.columns[:-1], replace(column, estimate=fitted)), draws=None)
-
-
-def clip_below(values: Floats, least: float) -> Floats:
-    """Raise values to `least`."""
-    return np.asarray(np.maximum(values, least))
+    column = fitted.column(answer.columns[-1], keys)
+    if whole:
+        found = column.estimate
+        column = replace(column, estimate=replace(found, low=np.ceil(found.low), high=np.floor(found.high)))
+    return replace(answer, columns=(*answer.columns[:-1], column), draws=None)
