@@ -69,7 +69,7 @@ def truths(where: Path, table: ContingencyTable, keys: tuple[str, ...]) -> np.nd
 @pytest.mark.tier("test")
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-1]])
 def test_fitted_intervals_of_clipped_cells_hold(trips: tuple[Session, Path], options: dict[str, bool]) -> None:
-    """The cells of the first hub lack most: with intervals of the noise's mean width, they held about 29 of 60 times."""
+    """The cells of the first hub lack most: with intervals of the noise's mean width, they held 29 of 60 times."""
     session, where = trips
     held, exact = np.zeros(2), None
     for repeat in range(REDRAWS):

@@ -111,11 +111,11 @@ def fitted_columns(
     named = {names[key]: size for key, size in sizes.items()}
     confidence = answers[own[0].answer].confidence
 
-    def measured(column: MeasuredColumn) -> Margin:
+    def margin_of_column(column: MeasuredColumn) -> Margin:
         shown = answers[column.answer].columns[column.column]
         return margin_of(shown, tuple(names[key] for key in column.keys), named, answers[column.answer].confidence)
 
-    margins = [measured(column) for column in {column.source: column for column in own}.values()]
+    margins = [margin_of_column(column) for column in {column.source: column for column in own}.values()]
     fitted = FittedTable(agree(named, margins), margins, normal_factor(True, confidence), confidence)
     for column in own:
         shown = answers[column.answer].columns[column.column]
