@@ -54,7 +54,7 @@ class FittedTable:
 
     @cached_property
     def clipping_errors(self) -> Mapping[tuple[str, ...], tuple[Floats, Floats]]:
-        """How far below and above the fitted cells the truth may be for what clipping removed, by their keys."""
+        """The most that the truth may lie below and above the fitted cells for what clipping removed, by keys."""
         return clipping_errors(self.table.sizes, self.margins)
 
 
