@@ -76,13 +76,13 @@ def covered(session: Session, aggregate: str, true: float, answers: int, epsilon
 ANSWERS, MOST_MISSED = 60, 21
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("deep")
 def test_the_standard_deviation_of_a_very_heavy_tail_is_covered(session: Session) -> None:
     true = people()["wealth"].std(ddof=1)
     assert covered(session, "STDDEV(wealth)", true, ANSWERS) > ANSWERS - MOST_MISSED
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("deep")
 def test_without_the_search_for_the_values_it_is_missed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault for the test above: squares are left to their own search, and sums to theirs."""
     monkeypatch.setattr(sessions, "pair_squares", lambda plan, released, bounds: (plan, bounds))

@@ -237,7 +237,13 @@ def test_without_spans_it_would_be_useless(session: Session, monkeypatch: pytest
     assert np.median([high - low for low, high in ends]) > totals("amount").mean()
 
 
-@pytest.mark.parametrize("loss", [{"epsilon": 1}, {"rho": 0.1}], ids=["pure", "zcdp"])
+ZCDP_TOO = [
+    pytest.param({"epsilon": 1}, id="pure"),
+    pytest.param({"rho": 0.1}, id="zcdp", marks=pytest.mark.tier("deep")),
+]
+
+
+@pytest.mark.parametrize("loss", ZCDP_TOO)
 def test_intervals_of_values_that_add_up_rows_hold_the_truth(session: Session, loss: dict[str, float]) -> None:
     """40 answers of each column: if 95% hold the truth, 32 or fewer have a probability of 0.0008, 0.005 in all."""
     spent, grams, counts = totals("amount"), totals("grams"), np.bincount(purchases()["customer"])

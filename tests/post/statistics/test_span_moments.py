@@ -126,6 +126,7 @@ def test_a_search_that_took_half_of_the_loss_would_be_noticed(opened: Opened, mo
     assert error_ratio(opened[0]) > 1.4
 
 
+@pytest.mark.tier("deep")
 def test_intervals_cover_the_coefficients_of_all_values_in_ranges_far_too_wide(opened: Opened) -> None:
     """Of 200 draws at 95%, fewer than 178 (89%) cover in one of 5,000 runs for each coefficient, and all in one of
     28,000; at 94%, fewer than 178 do in one of 500."""
