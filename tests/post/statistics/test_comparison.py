@@ -13,7 +13,15 @@ from scipy import stats
 from dither.errors import InvalidParameter, Unsupported
 from dither.post.noise import ScaledNoise
 from dither.post.session import Session
-from dither.post.statistics.comparison import group_means, population_note, tail_share, trend_test, weighted_spread
+from dither.post.statistics import comparison
+from dither.post.statistics.comparison import (
+    GroupMeans,
+    group_means,
+    population_note,
+    tail_share,
+    trend_test,
+    weighted_spread,
+)
 from dither.post.statistics.grid import draw_noise
 from dither.post.statistics.independence import chi_squared_test, noisy_chi_squared
 from dither.post.statistics.source_rows import read_rows
@@ -148,6 +156,24 @@ def test_sessions_compare_groups(session: Session) -> None:
     assert halves.p_value < 0.001
     shares = session.compare("users", "vip", "gender", epsilon=100)
     assert all(0 <= row["mean"] <= 0.6 for row in shares.to_dicts())
+
+
+@pytest.mark.parametrize("trend", [None, [0, 1]])
+def test_a_session_tests_what_lies_within_the_span_and_its_intervals_allow_for_what_lies_beyond(
+    session: Session, trend: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The named bug: tests with the errors of the intervals, which reject too seldom, or intervals with the others."""
+    draws = np.random.default_rng(1).normal(size=(999, 2))
+
+    def two_groups(*_: object) -> GroupMeans:
+        sizes, sure = np.full(2, 1000.0), np.full(2, True)
+        return GroupMeans(("a", "b"), sizes, np.array([0.0, 1.0]), np.ones(2), draws * 10, draws / 100, sure)
+
+    monkeypatch.setattr(comparison, "group_means", two_groups)
+    found = session.compare("SELECT age > 40 AS late, age FROM users", "age", "late", trend=trend, epsilon=1)
+    interval = found.difference if trend is None else found.slope
+    assert found.p_value < 0.01 and interval is not None
+    assert interval[1] < -10 and interval[2] > 10
 
 
 def test_sessions_test_trends(session: Session) -> None:
