@@ -138,10 +138,11 @@ def test_what_a_span_removed_from_a_variance_is_inferred(low: float, half: float
 
 def test_the_low_end_is_that_of_what_clipping_left() -> None:
     found, _ = squares_of(20 * stats.t.ppf((np.arange(20_000) + 0.5) / 20_000, 3), -1e5, 1e5, 100.0, 1e4)
-    middle, less, _ = found.missing(np.ones(1), 0.95)
+    middle, less, more = found.missing(np.ones(1), 0.95)
     noise = float(stats.norm.ppf(0.975)) * 100.0
     assert float(middle[0]) > 0
     assert np.all(np.hypot(noise, less) >= middle + noise - 1e-6)
+    assert float((middle + more)[0]) >= np.quantile(found.removed_draws, 0.95)
 
 
 # --- what reads it ---------------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def test_combined_answers_keep_what_clipping_may_have_removed(trips: tuple[Sessi
     coarse = session.sql("SELECT hub, COUNT(*) AS n FROM trips GROUP BY hub", epsilon=1)
     for before, after in zip((fine, coarse), session.combine(fine, coarse), strict=True):
         assert np.all(after["n"].noise < before["n"].noise)
+        (low, high), (below, above) = after["n"].interval, clipping_reach(after["n"], 0.95)
+        assert np.all(low <= after["n"].value - below) and np.all(high >= after["n"].value + above)
         for own, measured in zip(*(clipping_reach(each["n"], 0.95) for each in (after, before)), strict=True):
             assert np.all(own >= measured * (1 - 1e-9))
 

@@ -159,6 +159,9 @@ def test_spans_stay_inside_the_declared_range_and_the_longest_is_that_range(open
                 scaling = design.scaling(chosen)
                 ends = scaling.centres[place] + scaling.scales[place] * np.array([-1, 1])
                 slack = 1e-9 * column.half_width
+                middle = min(max(centre, half - design.fine(place)), design.fine(place) - half) / design.fine(place)
+                wanted = column.middle + middle * column.half_width
+                assert scaling.centres[place] == pytest.approx(wanted, abs=slack / 10)
                 assert float(column.low) - slack <= ends[0] <= ends[1] <= float(column.high) + slack
         assert scaling.scales[place] == pytest.approx(column.half_width)
 
